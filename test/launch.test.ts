@@ -11,6 +11,7 @@ import {
   openSync,
   readFileSync,
   readdirSync,
+  rmSync,
   statSync,
   truncateSync,
   writeFileSync,
@@ -375,6 +376,22 @@ describe("exit codes", () => {
   });
 });
 
+/**
+ * A launch whose client makes a file as soon as it is there, and never any work; with ever more time for that, until the client was there in it,
+ * for which a busy machine may need longer than one that is not.
+ */
+async function idle(command: (up: string) => string[]): Promise<Result & { limit_s: number }> {
+  const up = join(scratch.path, "idle-is-up");
+  const path = config([{ name: "a", class: "high", command: command(up) }], { duration_s: 0.1 });
+  for (let limit_s = 2; ; limit_s *= 2) {
+    rmSync(up, { force: true });
+    const begun_ms = Date.now();
+    const result = await rigel("launch", path, "--json", "--start-timeout", String(limit_s));
+    // The launch begins to wait later than this; times of files lag by a few milliseconds.
+    if (existsSync(up) && statSync(up).mtimeMs + 50 < begun_ms + limit_s * 1000) return { ...result, limit_s };
+  }
+}
+
 describe("a client that does not attach is told why:", () => {
   test("it never touched CUDA", async () => {
     const result = await rigel("launch", config([{ name: "a", class: "high", command: ["true"] }]), "--json");
@@ -385,28 +402,35 @@ describe("a client that does not attach is told why:", () => {
   });
 
   test("it runs and has not touched CUDA yet", async () => {
-    const path = config([{ name: "a", class: "high", command: ["sleep", "1000"] }], { duration_s: 0.1 });
-    const result = await rigel("launch", path, "--json", "--start-timeout", "5");
-    expect(result.stderr).toContain("a: no work in 5 s (librigel.so is loaded in it, but it has not initialised CUDA");
+    const { limit_s, ...result } = await idle((up) => ["sh", "-c", `: > ${up}; while :; do sleep 1; done`]);
+    expect(result.stderr).toContain(
+      `a: no work in ${limit_s} s (librigel.so is loaded in it, but it has not initialised CUDA`,
+    );
     expect(reportOf(result).clients[0]).toMatchObject({ attached: false, stopped: true });
     expect(result.status).toBe(0);
   });
 
   test("it is late, and whoever watches is told while it still runs", async () => {
-    const go = join(scratch.path, "late");
-    const path = config([shell("a", "high", `until [ -s ${go} ]; do sleep 0.05; done`)]);
-    await using child = start(["launch", path]);
-    const stderr = follow(child.stderr);
-    await stderr.until("a: has not attached yet: librigel.so is loaded in it, but it has not initialised CUDA");
-    writeFileSync(go, "go");
-    await stderr.all;
-    expect(await child.exited).toBe(0);
+    const [up, go] = [join(scratch.path, "late-is-up"), join(scratch.path, "late")];
+    const path = config([shell("a", "high", `: > ${up}; until [ -s ${go} ]; do sleep 0.05; done`)]);
+    // Whoever watches is told after 5 s, of a client that was there by then; on a busy machine it may not be, and then it is tried again.
+    for (let wasThere = false; !wasThere;) {
+      for (const file of [up, go]) rmSync(file, { force: true });
+      const begun_ms = Date.now();
+      await using child = start(["launch", path]);
+      const stderr = follow(child.stderr);
+      await stderr.until("a: has not attached yet: ");
+      wasThere = existsSync(up) && statSync(up).mtimeMs + 50 < begun_ms + 5000;
+      writeFileSync(go, "go");
+      const said = await stderr.all;
+      if (wasThere)
+        expect(said).toContain("a: has not attached yet: librigel.so is loaded in it, but it has not initialised CUDA");
+      expect(await child.exited).toBe(0);
+    }
   });
 
   test("the library is not loaded, as in a static program", async () => {
-    const command = [statically, join(scratch.path, "static-is-up")];
-    const path = config([{ name: "a", class: "high", command }], { duration_s: 0.1 });
-    const result = await rigel("launch", path, "--json", "--start-timeout", "5");
+    const result = await idle((up) => [statically, up]);
     expect(reportOf(result).clients[0]?.attach_problem).toStartWith(
       "librigel.so is not loaded in it: it is statically linked or setuid",
     );
@@ -462,13 +486,14 @@ describe("a client that does not attach is told why:", () => {
   test("the segment is full, and it runs bare", async () => {
     const up = join(scratch.path, "up");
     const crowd = `mkdir ${up}; for i in $(seq 64); do ${holder} ${up}/$i & done; wait`;
-    const late = `until [ -d ${up} ] && [ $(ls ${up} | wc -l) -eq 64 ]; do sleep 0.05; done; sleep 1; exec ${holder} -`;
+    const other = join(scratch.path, "other-is-up");
+    const late = `until [ -d ${up} ] && [ $(ls ${up} | wc -l) -eq 64 ] && [ -e ${other} ]; do sleep 0.05; done; sleep 1; exec ${holder} -`;
     const result = await rigel(
       "launch",
       config([
         { name: "late", class: "high", command: ["sh", "-c", late] },
         { name: "crowd", class: "best-effort", command: ["sh", "-c", crowd] },
-        { name: "other", class: "best-effort", command: [statically, join(scratch.path, "other-is-up")] },
+        { name: "other", class: "best-effort", command: [statically, other] },
       ]),
       "--json",
     );
