@@ -18,6 +18,7 @@ import { WholeFile } from "../src/output.ts";
 import { RIGEL_HEADER, factsLine, rigelRow } from "../src/profile-write.ts";
 import { commandLine } from "../src/self.ts";
 import { Scratch, plainEnvironment, replayRefuses, rigel, root, start } from "./rigel.ts";
+import { until } from "./serving.ts";
 
 /** What a command goes behind so that a file's mode holds for it: root may read all, unless it gives that up. */
 const deniable = process.getuid?.() === 0 ? ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--"] : [];
@@ -922,6 +923,8 @@ test("memory does not grow with the file: 200,000 rows in under 200 MB", async (
     terminal: { cols: 120, rows: 24, data: (_, bytes) => (seen += decoder.decode(bytes, { stream: true })) },
   });
   expect(await child.exited).toBe(0);
+  // The last of what it has written may come after its end.
+  await until(() => seen.includes(" taken") || undefined);
   child.terminal?.close();
   const text = Bun.stripANSI(seen);
   expect(text).toMatch(/\r\[#*\.*\] +\d+% \d+ rows\/s \S+/);

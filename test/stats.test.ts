@@ -1,6 +1,8 @@
 /** stats.test.ts: a running launch seen from another process: found, read twice, and gone when it has ended. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
@@ -80,6 +82,11 @@ describe("a segment seen from outside", () => {
     const slot = segment.slots().find(({ name }) => name === "serve");
     if (!slot) throw new Error("no slot");
     process.kill(slot.pid, "SIGSTOP");
+    // Of its threads each stops when it next runs.
+    const tasks = `/proc/${slot.pid}/task`;
+    const stateOf = (task: string): string =>
+      /\) (\w)/.exec(readFileSync(join(tasks, task, "stat"), "utf8"))?.[1] ?? "";
+    await until(() => readdirSync(tasks).every((task) => stateOf(task) === "T") || undefined);
     const { waited, latest } = segment.waits(slot, 0n);
     expect(latest.length).toBe(Math.min(Number(waited), 255));
     for (const { worked_ms, waited_ms } of latest) expect([worked_ms >= 0, waited_ms > 0]).toEqual([true, true]);
