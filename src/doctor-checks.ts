@@ -653,6 +653,13 @@ export interface Trial {
   said: readonly string[];
 }
 
+/** Whether all was well but that the best-effort client had done nothing by the time that the high one had ended: on a busy machine it may not. */
+export function isLate({ report }: Trial): boolean {
+  const of = (kind: "high" | "best-effort") => report?.clients.find((client) => client.class === kind);
+  const [high, best] = [of("high"), of("best-effort")];
+  return high?.attached === true && high.exit_code === 0 && best?.stopped === true && best.launches === 0;
+}
+
 export function checkTrial({ report, status, said }: Trial): Finding {
   const last = said.length > 0 ? `: ${said.join(" / ")}` : "";
   if (!report)
