@@ -407,7 +407,7 @@ for time in range(5):
     async function joining(simulated: string, ...more: string[]) {
       using own = new Place();
       const config = own.file("pair.json", own.pair({ simulated: { preset: simulated } }));
-      await using launch = own.start(["launch", config, "--duration", "60", "--segment", own.segments]);
+      await using launch = own.start(["launch", config, "--duration", "600", "--segment", own.segments]);
       const drained = launch.stderr.text();
       const segments = new Segments(native, own.segments);
       await until(() => (segments.live()[0]?.slots().length === 2 ? true : undefined));
@@ -464,7 +464,7 @@ for time in range(5):
 
   test("joins a launch, and goes on when that has ended", async () => {
     const config = place.file("pair.json", place.pair());
-    await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
     const said = launch.stderr.text();
     await working("serve", "train");
     await using joined = run("best-effort", "guest");
@@ -719,7 +719,7 @@ test("another policy gets back what slo has moved, but for what is set with it",
 
 test("a launch reports what was in force at its end, what was changed meanwhile, and what slo did until it was left", async () => {
   const config = place.file("pair.json", place.pair());
-  await using launch = place.start(["launch", config, "--json", "--duration", "60", "--segment", place.segments]);
+  await using launch = place.start(["launch", config, "--json", "--duration", "600", "--segment", place.segments]);
   const said = launch.stderr.text();
   const { stats } = await working("serve", "train");
   await rigel("set", "policy", "name=priority", "inflight=3", "min_share=0.2", "suspend=false");

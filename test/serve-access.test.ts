@@ -346,7 +346,7 @@ describe("files that are not to be trusted", () => {
       chmodSync(place.path, 0o755);
       chmodSync(join(place.path, "run"), 0o755);
       const config = place.file("pair.json", place.pair());
-      await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+      await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
       const path = await until(async () => {
         const { text } = await server.ask("/v1/stats");
         return /"path":"([^"]*)"/.exec(text)?.[1];

@@ -77,7 +77,7 @@ describe("the server", () => {
     expect((await server.ask("/v1/stats")).body).toMatchObject({ segments: [] });
     const seen = await eventsOf(`${server.url}/v1/events`);
     const config = place.file("pair.json", place.pair());
-    await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
     const said = launch.stderr.text();
     const found = await until(async () => {
       const { segments } = segmentsSchema.parse((await server.ask("/v1/stats")).body);
@@ -133,7 +133,7 @@ describe("the server", () => {
   test("changes policy and clients while they run, and counts for Prometheus", async () => {
     await using server = await Server.start(place);
     const config = place.file("pair.json", place.pair());
-    await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
     await working(server);
     const put = { method: "PUT", body: { policy: { name: "priority", inflight: 3 } } };
     const changed = await server.ask("/v1/config", put);
@@ -196,7 +196,7 @@ describe("the server", () => {
   test("gives a trace of what clients did last, as `rigel trace` writes it", async () => {
     await using server = await Server.start(place);
     const config = place.file("pair.json", place.pair());
-    await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
     const { processes, segment } = await working(server);
     const pid = processes[0]?.pid;
     const all = traceSchema.parse((await server.ask("/v1/traces", { headers: {} })).body);
@@ -321,8 +321,8 @@ describe("the server", () => {
         body: { error: { issues: [{ path, message: wrong }] } },
       });
     const config = place.file("pair.json", place.pair());
-    await using first = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
-    await using second = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    await using first = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+    await using second = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
     const body = { weight: 2 };
     const ambiguous = await until(async () => {
       const answer = await server.ask("/v1/clients/train", { method: "PATCH", body });

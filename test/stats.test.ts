@@ -39,7 +39,7 @@ describe("a segment seen from outside", () => {
     });
     const segments = new Segments(native, scratch.path);
     expect(segments.live()).toEqual([]);
-    await using child = start(["launch", config, "--duration", "60", "--segment", scratch.path]);
+    await using child = start(["launch", config, "--duration", "600", "--segment", scratch.path]);
     const ended = child.stderr.text();
     const segment = await until(() => segments.live()[0]);
     const first = await until(() => {
