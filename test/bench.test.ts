@@ -1595,7 +1595,7 @@ const TURNS = [
   ..."--rounds 500 --duration 1 --window 1 --lead 2".split(" "),
 ];
 const TINY = [...SIMULATED, "--rounds", "1", "--duration", "1", "--lead", "2"];
-const LIMIT_ms = 240_000;
+const LIMIT_ms = 600_000;
 
 /** Whether every element that is opened is closed, in order; void elements have no end. */
 function isWellFormed(html: string): boolean {

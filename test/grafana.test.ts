@@ -13,7 +13,7 @@ beforeAll(async () => {
   place = new Place();
   await using server = await Server.start(place);
   const pair = place.file("pair.json", place.pair({ policy: { name: "priority" } }));
-  await using launch = place.start(["launch", pair, "--duration", "60", "--segment", place.segments]);
+  await using launch = place.start(["launch", pair, "--duration", "600", "--segment", place.segments]);
   await until(async () => ((await server.ask("/v1/clients/train")).status === 200 ? true : undefined));
   await place.rigel("set", "train", "memory=1GiB", "--segment", place.segments);
   metrics = await until(async () => {
@@ -28,7 +28,7 @@ beforeAll(async () => {
   served = (await server.ask("/grafana.json")).body;
   launch.kill("SIGINT");
   await launch.exited;
-}, 120_000);
+}, 300_000);
 afterAll(() => place[Symbol.dispose]());
 
 const promtool = Bun.which("promtool");

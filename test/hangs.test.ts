@@ -17,7 +17,7 @@ import { commandLine } from "../src/self.ts";
 import { Place, spinning, until } from "./serving.ts";
 import { World } from "./world.ts";
 
-setDefaultTimeout(120_000);
+setDefaultTimeout(300_000);
 
 /* ---- decided ---- */
 

@@ -18,7 +18,7 @@ import { Scratch, plainEnvironment, root } from "./rigel.ts";
 import { until } from "./serving.ts";
 import { z } from "zod";
 
-setDefaultTimeout(120_000);
+setDefaultTimeout(300_000);
 
 const LAUNCHES = 800_000;
 const MOST_CALLS = LAUNCHES / 100;

@@ -19,7 +19,7 @@ const PROGRAM = "nvidia-cuda-mps-control";
 let scratch: Scratch;
 
 // As setup.ts: what that says holds for the first file of a run alone. Two tests here wait for limits of seconds.
-setDefaultTimeout(120_000);
+setDefaultTimeout(300_000);
 
 beforeAll(async () => {
   scratch = new Scratch();

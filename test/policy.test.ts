@@ -20,7 +20,7 @@ const RESTLESS = `${RIGEL}"gemm",kernel,0,1056,1,1,256,1,1,32,0,0,200000,0\n`;
 /** Enough in flight, and enough of a lead, for clients that a loaded machine lets run every few milliseconds. */
 const UNHURRIED = { inflight: 64, quantum_us: 10_000 };
 
-setDefaultTimeout(120_000);
+setDefaultTimeout(300_000);
 
 let scratch: Scratch;
 beforeAll(() => {

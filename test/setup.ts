@@ -10,6 +10,6 @@ import { cache } from "./rigel.ts";
 await Native.load();
 
 // Tests wait for processes, not for clocks; the limit only ends a hang, also on a machine under load.
-setDefaultTimeout(120_000);
+setDefaultTimeout(300_000);
 
 afterAll(() => rmSync(cache, { recursive: true, force: true }));

@@ -12,7 +12,7 @@ import { Scratch, TINY_PROFILE, cramped, reportOf, rigel, root, start } from "./
 import { Place, until } from "./serving.ts";
 import { World } from "./world.ts";
 
-setDefaultTimeout(120_000);
+setDefaultTimeout(300_000);
 
 /*
  * The published format: "Trace Event Format" by the Chromium authors. Every event has ph, pid, tid; all but metadata a ts; X a
