@@ -612,18 +612,24 @@ describe("signals", () => {
     const pidFile = join(scratch.path, "stubborn");
     const script = `trap '' INT TERM; sleep 1000 & echo $! > ${pidFile}; echo ready; wait`;
     const path = config([{ name: "a", class: "high", command: ["sh", "-c", script] }]);
-    await using child = start(["launch", path]);
-    const stderr = follow(child.stderr);
-    await stderr.until("ready");
-    child.kill("SIGINT");
-    await stderr.until("once more kills them");
-    await Bun.sleep(300);
-    child.kill("SIGINT");
-    expect(await stderr.all).toContain("killing the clients");
-    const grandchild = Number(await Bun.file(pidFile).text());
-    await gone(grandchild);
-    expect(leftovers(child.pid)).toEqual([]);
-    expect(await child.exited).toBe(130);
+    // It kills them by itself after 5 s: where the second one came no sooner, as on a busy machine, it is tried again.
+    for (let inTime = false; !inTime;) {
+      await using child = start(["launch", path]);
+      const stderr = follow(child.stderr);
+      await stderr.until("ready");
+      const asked_ms = performance.now();
+      child.kill("SIGINT");
+      await stderr.until("once more kills them");
+      await Bun.sleep(300);
+      child.kill("SIGINT");
+      inTime = performance.now() - asked_ms < 4500;
+      const said = await stderr.all;
+      if (inTime) expect(said).toContain("killing the clients");
+      const grandchild = Number(await Bun.file(pidFile).text());
+      await gone(grandchild);
+      expect(leftovers(child.pid)).toEqual([]);
+      expect(await child.exited).toBe(130);
+    }
   });
 });
 

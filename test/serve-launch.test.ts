@@ -233,25 +233,26 @@ describe("a launch over HTTP", () => {
       class: "high",
       command: ["sh", "-c", "trap '' INT TERM; echo deaf; while :; do sleep 0.1; done"],
     };
-    const begun = await started(server, { device: "simulated", clients: [deaf] });
-    await until(async () =>
-      (await shown(server, begun.id)).stderr.some((line) => line === "deaf | deaf") ? true : undefined,
-    );
-    await stop(server, begun.id);
-    await until(async () =>
-      (await shown(server, begun.id)).stderr.some((line) => line.includes("SIGINT: stopping")) ? true : undefined,
-    );
-    await Bun.sleep(300);
-    expect(await stop(server, begun.id)).toMatchObject({ body: { stops: 2 } });
-    const ended = await over(server, begun.id);
-    expect(ended.stderr.join("\n")).toContain("killing the clients");
-    expect(ended).toMatchObject({
-      state: "ended",
-      stops: 2,
-      exit_status: 130,
-      report: { clients: [{ name: "deaf" }] },
-    });
-    expect(clientsOf(begun.pid)).toEqual([]);
+    // It is ended harder by itself after 5 s: where it was asked again no sooner, as on a busy machine, it is tried again.
+    for (let inTime = false; !inTime;) {
+      const begun = await started(server, { device: "simulated", clients: [deaf] });
+      const says = (text: string) =>
+        until(async () => (await shown(server, begun.id)).stderr.some((line) => line.includes(text)) || undefined);
+      await says("deaf | deaf");
+      const asked_ms = performance.now();
+      await stop(server, begun.id);
+      await says("SIGINT: stopping");
+      await Bun.sleep(300);
+      const again = await stop(server, begun.id);
+      inTime = performance.now() - asked_ms < 4500;
+      const ended = await over(server, begun.id);
+      expect(ended).toMatchObject({ state: "ended", exit_status: 130, report: { clients: [{ name: "deaf" }] } });
+      expect(clientsOf(begun.pid)).toEqual([]);
+      if (!inTime) continue;
+      expect(again).toMatchObject({ body: { stops: 2 } });
+      expect(ended.stderr.join("\n")).toContain("killing the clients");
+      expect(ended.stops).toBe(2);
+    }
 
     const other = { name: "other", class: "high", command: ["sh", "-c", "echo up; exec sleep 600"] };
     const lost = await started(server, { device: "simulated", clients: [other] });
