@@ -730,38 +730,60 @@ describe("what a client leaves in the background", () => {
   });
 });
 
-/** The kernel gives out the number after the one in this file next. */
-const LAST = "/proc/sys/kernel/ns_last_pid";
-const canNumber = Bun.spawnSync(["sh", "-c", `cat ${LAST} > ${LAST}`], { stderr: "ignore" }).success;
-if (!canNumber) console.warn("launch.test.ts: only root can have a process started under a certain number");
+/**
+ * In process numbers of its own, which nobody else is given: a launch, and once its client has ended a program in a group of its own that has
+ * the client's number. Then the launcher gets a signal; said is whether that program lives when nothing else is left.
+ */
+const NUMBERED = `
+"$@" > "$out" 2> "$err" & launcher=$!
+until grep -q "b: ended with status 0" "$err"; do sleep 0.05; done
+number=$(cat "$pid_file")
+other=
+until [ "$other" = "$number" ]; do
+    [ -z "$other" ] || kill -KILL "$other"
+    echo $((number - 1)) > /proc/sys/kernel/ns_last_pid
+    setsid sleep 1000 > /dev/null 2>&1 & other=$!
+done
+until [ "$(cut -d " " -f 5 /proc/$other/stat)" = "$other" ]; do sleep 0.05; done
+kill -s "$signal" "$launcher"
+wait "$launcher"
+status=$?
+left=yes
+while [ -n "$left" ]; do
+    sleep 0.05
+    left=
+    for process in /proc/[0-9]*; do
+        case $process in /proc/1 | /proc/$other) ;; *) left=yes ;; esac
+    done
+done
+echo "$status $(cut -d " " -f 3 /proc/$other/stat)"
+`;
+const ALONE = ["unshare", "--pid", "--fork", "--mount-proc"];
+const NEXT = "echo 100 > /proc/sys/kernel/ns_last_pid";
+const canNumber = Bun.spawnSync([...ALONE, "sh", "-c", NEXT], { stderr: "ignore" }).success;
+if (!canNumber) console.warn("launch.test.ts: only root can have process numbers of its own (unshare --pid)");
 
-/** Starts a program in a group of its own, under a number that is free. */
-async function numbered(pid: number) {
-  for (;;) {
-    writeFileSync(LAST, String(pid - 1));
-    const child = Bun.spawn(["sleep", "1000"], { detached: true, stdio: ["ignore", "ignore", "ignore"] });
-    if (child.pid === pid) return child;
-    // Somebody else was faster.
-    child.kill("SIGKILL");
-    await child.exited;
-  }
-}
-
-test.skipIf(!canNumber).each(["SIGTERM", "SIGKILL"] as const)(
-  "whoever has the number of a client that has ended is not taken for it: a launcher that gets %s",
-  async (signal) => {
-    const pidFile = join(scratch.path, `number-${signal}`);
-    const path = config([shell("a", "high", "sleep 1000"), shell("b", "best-effort", `echo $$ > ${pidFile}`)]);
-    await using child = start(["launch", path, "--json"]);
-    const stderr = follow(child.stderr);
-    await stderr.until("b: ended with status 0");
-    await using other = await numbered(Number(await Bun.file(pidFile).text()));
-    child.kill(signal);
-    const [stdout] = await Promise.all([child.stdout.text(), child.exited]);
-    while (leftovers(child.pid).length > 0) await Bun.sleep(20);
-    expect({ exitCode: other.exitCode, signalCode: other.signalCode }).toEqual({ exitCode: null, signalCode: null });
-    if (signal === "SIGTERM")
-      expect(reportOf({ stdout, stderr: await stderr.all, status: await child.exited }).notes).toEqual([]);
+test.skipIf(!canNumber).each([
+  ["TERM", 143],
+  ["KILL", 137],
+] as const)(
+  "whoever has the number of a client that has ended is not taken for it: a launcher that gets SIG%s",
+  async (signal, status) => {
+    const file = (name: string): string => join(scratch.path, `number-${signal}-${name}`);
+    const path = config([shell("a", "high", "sleep 1000"), shell("b", "best-effort", `echo $$ > ${file("pid")}`)]);
+    const env = { ...plainEnvironment(), out: file("out"), err: file("err"), pid_file: file("pid"), signal };
+    await using child = Bun.spawn([...ALONE, "sh", "-c", NUMBERED, "sh", ...commandLine(), "launch", path, "--json"], {
+      env,
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+    const [said, problems] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+    expect(said, problems).toBe(`${status} S\n`);
+    if (signal === "TERM")
+      expect(
+        reportOf({ stdout: readFileSync(file("out"), "utf8"), stderr: readFileSync(file("err"), "utf8"), status })
+          .notes,
+      ).toEqual([]);
   },
 );
 
