@@ -986,14 +986,15 @@ static void what_is_long_is_off_until_none_follows(void)
     done();
 }
 
-/* The C library's; for the thread that takes this client off the GPU the time is what a test says, where it says any. */
-static _Atomic uint64_t its_time_ns;
+/* The C library's; for the thread that takes this client off the GPU the time is what a test says, where it says any, and later at each look by a step. */
+static _Atomic uint64_t its_time_ns, its_step_ns;
 int clock_gettime(clockid_t clock, struct timespec *t)
 {
     uint64_t ns = clock == CLOCK_MONOTONIC ? atomic_load(&its_time_ns) : 0;
     char name[16] = "";
     if (!ns || prctl(PR_GET_NAME, name) != 0 || strcmp(name, "rigel-preempt") != 0)
         return (int)syscall(SYS_clock_gettime, clock, t);
+    atomic_compare_exchange_strong(&its_time_ns, &(uint64_t){ns}, ns + atomic_load(&its_step_ns)); /* or the test has said another */
     *t = (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
     return 0;
 }
@@ -1151,6 +1152,24 @@ static void who_only_waits_does_not_launch_on(void)
     CHECK_EQUAL(atomic_load(&suspended), before);
     rg_device_idle(dev0(), THIRD, rg_now_ns());
     end();
+    done();
+}
+
+/* Whichever of its looks at the time is the first by which a request launches for longer than those before. */
+static void what_is_long_is_off_as_soon_as_a_request_is_not_brief(void)
+{
+    work_for_long();
+    atomic_store(&its_step_ns, 20000);
+    for (uint64_t look = 0; look < 40; look++) {
+        int before = atomic_load(&suspended);
+        uint64_t now = rg_now_ns();
+        atomic_store(&rg_share_of(seg, 0, OTHER)->began_ns, now + look * 20000 - 300000); /* twice what those did */
+        atomic_store(&its_time_ns, now);
+        other_launches();
+        WAIT_FOR(atomic_load(&suspended) == before + 1);
+        atomic_store(&its_time_ns, 0);
+        end();
+    }
     done();
 }
 
@@ -1490,6 +1509,7 @@ int main(int argc, char **argv)
     RUN(what_is_long_is_off_until_none_follows);
     RUN(what_is_long_is_off_where_pauses_are_short);
     RUN(what_is_long_is_left_to_slices_for_brief_requests);
+    RUN(what_is_long_is_off_as_soon_as_a_request_is_not_brief);
     RUN(what_is_long_is_off_for_the_next_that_launches_on);
     RUN(who_only_waits_does_not_launch_on);
     RUN(what_is_long_is_off_for_a_hold_amid_a_brief_request);
