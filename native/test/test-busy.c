@@ -456,20 +456,25 @@ static void what_requests_launch_is_learned(void)
     CHECK_EQUAL(share->began_launches, launches + 40);
     CHECK_EQUAL(share->began_ns, 0);
     CHECK_EQUAL(share->usual_votes, 100);
-    /* Who looks as half of its launches are made, after most of the time, tells how uneven they are; of others that is not known. */
+    /*
+     * Who looks as half of its launches are made, after most of the time, tells how uneven they are; of others that is not known. Where this thread
+     * was held up after the look that was not after most of the time.
+     */
     seg->settings.need_us = 1;
     uint64_t look_ns;
-    for (int i = 0; i < 20; i++) {
-        launch(spin, NULL, 1000);
-        if (i != 9)
-            continue;
-        usleep(20000);
-        rg_device_until_late(seg, 0, rg_now_ns(), 20000000, &look_ns);
-        CHECK(share->seen != 0);
+    for (int tries = 0; tries < 50 && (int64_t)share->course[3] <= 0; tries++) {
+        for (int i = 0; i < 20; i++) {
+            launch(spin, NULL, 1000);
+            if (i != 9)
+                continue;
+            usleep(20000);
+            rg_device_until_late(seg, 0, rg_now_ns(), 20000000, &look_ns);
+            CHECK(share->seen != 0);
+        }
+        CHECK(tries || share->course[3] == 0);
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+        CHECK_EQUAL(share->seen, 0);
     }
-    CHECK_EQUAL(share->course[3], 0);
-    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
-    CHECK_EQUAL(share->seen, 0);
     CHECK((int64_t)share->course[3] > 0 && !share->course[2] && !share->course[4]);
     for (int request = 0; request < 3; request++) {
         for (int i = 0; i < 60; i++)
@@ -526,9 +531,12 @@ static void each_kind_of_request_is_known(void)
     usual_of(share, ONE, 60, false, &regular);
     CHECK_EQUAL(usual_of(share, ONE, 20, false, &regular), 20);
     for (int round = 0; round < 10; round++) {
-        CHECK_EQUAL(usual_of(share, OTHER_KIND, 60, round == 9, &regular), 60);
-        CHECK(regular);
-        CHECK_EQUAL((int64_t)share->course[3] > 0, round == 9);
+        bool looks = round == 9;
+        for (int tries = 0; !tries || (looks && tries < 50 && (int64_t)share->course[3] <= 0); tries++) { /* as above */
+            CHECK_EQUAL(usual_of(share, OTHER_KIND, 60, looks, &regular), 60);
+            CHECK(regular);
+        }
+        CHECK_EQUAL((int64_t)share->course[3] > 0, looks);
         CHECK_EQUAL(usual_of(share, ONE, 20, false, &regular), 20);
         CHECK(regular);
         CHECK_EQUAL(share->course[3], 0);
