@@ -714,9 +714,10 @@ static void stand_aside(preemptor *p)
             break;
         may_suspend_too |= enabled_ns != 0;
         enabled_ns = 0;
+        bool could = may_suspend_too && could_suspend_too(p);
         /* Looked at first: a request that is brief no more by the look of suspends_too is suspended for, and one that is brief still is looked at again. */
-        uint64_t still_brief_ns = may_suspend_too && could_suspend_too(p) ? brief_ns(p) : 0;
-        if (may_suspend_too && could_suspend_too(p) && suspends_too(p))
+        uint64_t still_brief_ns = could ? brief_ns(p) : 0;
+        if (could && suspends_too(p))
             disable_too(p); /* what it was off for is back, in the way of the next request: one graph of GPT-2's training, for a slice of 16 ms */
         may_suspend_too = still_brief_ns;
         look_ns = may_suspend_too && still_brief_ns < look_ns ? still_brief_ns : look_ns;

@@ -250,18 +250,15 @@ async function inspect(native: Native): Promise<Inspection> {
   }
 }
 
-/** Of the high program's requests, so many come, a second's worth; more where the other one came too late to do anything beside them. */
-const TRIAL_REQUESTS = [60, 240, 960];
-
 /** Launches two replays for about a second: the very thing that users want to work. */
 async function tryLaunch(native: Native, device: DeviceSelector, segmentFolder: string): Promise<Trial> {
   progress("making a short launch of two small programs");
-  let trial: Trial = { report: undefined, status: null, said: [] };
-  for (const requests of TRIAL_REQUESTS) {
-    trial = await tryOnce(native, device, segmentFolder, requests);
-    if (!isLate(trial)) break;
+  // Of the high program a second's worth of requests; more where the other one came too late to do anything beside those.
+  for (const requests of [60, 240]) {
+    const trial = await tryOnce(native, device, segmentFolder, requests);
+    if (!isLate(trial)) return trial;
   }
-  return trial;
+  return await tryOnce(native, device, segmentFolder, 960);
 }
 
 async function tryOnce(

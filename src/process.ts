@@ -59,8 +59,8 @@ export class ClientProcess {
   readonly #output: Promise<unknown>;
   /** Nothing of it is left: its number may be somebody else's by now. */
   #over = false;
-  /** Nothing of its group is left, which may be so long before: that has the same number. */
-  #scattered = false;
+  /** Its process group; undefined once nothing of that is left, which may be long before: its number is the same. */
+  #group: number | undefined;
   #refused = false;
 
   constructor(command: Command, show: (line: string) => void) {
@@ -68,6 +68,7 @@ export class ClientProcess {
     this.#marks = command.marks;
     this.#child = start(command);
     this.pid = this.#child.pid;
+    this.#group = this.pid;
     const { stdout, stderr } = this.#child;
     this.#readers = [stderr, ...(stdout ? [stdout] : [])].map((stream) => stream.getReader());
     const hear = (line: string): void => {
@@ -83,8 +84,8 @@ export class ClientProcess {
   /** Sends a signal to all of the client. Nothing happens if it is gone. */
   signal(signal: NodeJS.Signals): void {
     if (this.#over) return;
-    if (!this.#scattered) this.#send(-this.pid, signal);
-    for (const { pid, group } of this.#processes()) if (this.#scattered || group !== this.pid) this.#send(pid, signal);
+    if (this.#group !== undefined) this.#send(-this.#group, signal);
+    for (const { pid, group } of this.#processes()) if (group !== this.#group) this.#send(pid, signal);
   }
 
   /**
@@ -92,13 +93,13 @@ export class ClientProcess {
    * later is taken for the client.
    */
   hasScattered(): boolean {
-    if (!this.exit || this.#scattered) return false;
+    if (!this.exit || this.#group === undefined) return false;
     try {
-      process.kill(-this.pid, 0);
+      process.kill(-this.#group, 0);
     } catch (thrown) {
-      this.#scattered = thrown instanceof Error && "code" in thrown && thrown.code === "ESRCH";
+      if (thrown instanceof Error && "code" in thrown && thrown.code === "ESRCH") this.#group = undefined;
     }
-    return this.#scattered;
+    return this.#group === undefined;
   }
 
   /** Asks all of the client to end, then makes it. Returns once that is done, or cannot be, and its output has ended. */
@@ -127,9 +128,7 @@ export class ClientProcess {
   }
 
   #processes(): Living[] {
-    return living().filter(
-      ({ pid, group }) => (!this.#scattered && group === this.pid) || startedWith(pid, this.#marks),
-    );
+    return living().filter(({ pid, group }) => group === this.#group || startedWith(pid, this.#marks));
   }
 
   /** Waits for all of the client to end; false if it has not within the limit. */
