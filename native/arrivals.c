@@ -9,6 +9,8 @@
  * Where most of the last ones began within the time for which the GPU waits (rg_policy_foresees), it comes over that long after the next. That
  * is learned by itself for what comes while the client is busy, and counts from the end of that: a program that serves one after the other reads it then;
  * and for what comes right after, which may have to do with the request that has just been answered. Of a source that is new it is what all had.
+ * Once a request has begun that was foreseen by a source, it is looked whether more has come to that in the meantime which the program has not read: that
+ * is the next one, which came before this one was launched, and counts as what comes amid it.
  * What comes to nothing is counted as if the program had said so (in vain, more and more are left out), and here as well.
  *
  * Only sockets, of IP and UNIX, and pipes: to poll others may mean something to their driver, as it does to NVIDIA's, or send what is to go out (AF_XDP).
@@ -47,6 +49,8 @@ enum { COMES_US = 200, STOPS_US = 200 };
 enum { AFTERMATH_NS = 1000000 };
 /* So often it is looked whether the request is over amid which something came; after so long each time an eighth of what has passed since; and until then. */
 enum { AMID_NS = 50000, AMID_LONG_NS = 5000000, LONGEST_NS = 500000000 };
+/* After a request has begun, or is to have: until it is looked whether it has. Later each time as well. */
+enum { LOOK_NS = 200000 };
 /* What begins within that time of its end has best-effort streams stopped between the two. */
 enum { BETWEEN_US = 300 };
 /* When something comes: while the client has nothing to do; right after a request; amid one. */
@@ -64,10 +68,12 @@ typedef struct {
 typedef struct {
     uint64_t came_ns; /* nothing has begun since; 0: nothing has come */
     uint64_t due_ns;  /* then the GPU comes over; 0: it does not, or has */
+    uint64_t look_ns; /* then it is looked whether what it has come over for has begun; 0: it has not come over */
     uint16_t whose;   /* for whom */
     uint16_t amid;    /* whose request is not over yet; 0: none */
     enum when when;
     bool watched, is_new;
+    bool asked;       /* whether there is something that the program has not read, which comes as an event */
     uint32_t useless; /* arrivals since something was foreseen by one */
     uint32_t file;    /* of those that have had this number which one it is, with what comes to it */
     uint64_t paused_until;
@@ -215,15 +221,23 @@ static void scan(uint64_t now_ns)
         if (set(EPOLL_CTL_ADD, fd, &e)) { /* else it is already */
             at->file++;
             at->watched = at->is_new = true;
+            at->asked = false;
         }
     }
+}
+
+/* What has come to it. */
+static void forget(source *s)
+{
+    s->came_ns = s->due_ns = s->look_ns = 0;
+    s->amid = 0;
 }
 
 static void watch_none(void)
 {
     for (uint32_t fd = 0; fd < SOURCES; fd++) {
         unwatch(fd);
-        sources[fd].came_ns = sources[fd].due_ns = sources[fd].amid = 0;
+        forget(&sources[fd]);
     }
     pendings = 0;
 }
@@ -292,7 +306,7 @@ static void came_to(source *s, uint32_t us, uint16_t whose)
 {
     learn(&s->had[s->when], us, whose);
     learn(&all[s->when], us, whose);
-    s->came_ns = s->due_ns = 0;
+    forget(s);
 }
 
 static uint32_t ahead_us(void)
@@ -319,6 +333,15 @@ static void foresee(source *s)
     uint32_t after_us;
     if (foresees(s, &after_us))
         s->due_ns = s->came_ns + after_us * 1000ull;
+}
+
+/* Has it tell whether there is something that the program has not read: as an event, if the number is that file's still. */
+static void ask(uint32_t fd)
+{
+    source *s = &sources[fd];
+    bool closed;
+    struct epoll_event e = {.events = events_of((int)fd, &closed), .data.u64 = (uint64_t)s->file << 32 | fd};
+    s->asked = s->watched && e.events && set(EPOLL_CTL_MOD, (int)fd, &e);
 }
 
 /* Amid a request: whether it follows at once is seen by what those did before. */
@@ -357,30 +380,35 @@ static void look_back(uint64_t now_ns)
     for (uint32_t i = 0; i < pendings; i++) {
         source *s = &sources[pending[i]];
         if (past) {
-            s->came_ns = s->due_ns = s->amid = 0;
+            forget(s);
             continue;
         }
         if (s->amid && !is_behind(s)) {
             if (rg_since(s->came_ns, now_ns) < LONGEST_NS)
                 pending[kept++] = pending[i];
             else
-                s->came_ns = s->amid = 0;
+                forget(s);
             continue;
         }
         beginning b = {.ns = s->came_ns};
         each_of_the_process(first_after, &b);
         uint64_t after = rg_since(s->came_ns, b.began_ns ? b.began_ns : now_ns);
-        if (b.began_ns && after < LOST_NS)
+        if (b.began_ns && after < LOST_NS) {
+            bool had_come = s->look_ns != 0;
             came_to(s, (uint32_t)(after / 1000), b.whose);
-        else if (after >= LOST_NS)
+            if (had_come)
+                ask(pending[i]);
+        } else if (after >= LOST_NS) {
             came_to(s, RG_POLICY_NEVER, 0);
-        else
+        } else {
             pending[kept++] = pending[i];
+        }
     }
     pendings = kept;
 }
 
-static void arrived(uint32_t fd, uint32_t file, uint64_t now_ns)
+/* `unread`: there is something that the program has not read. */
+static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
 {
     source *s = &sources[fd];
     activity a = {.now_ns = now_ns};
@@ -388,6 +416,10 @@ static void arrived(uint32_t fd, uint32_t file, uint64_t now_ns)
         stale = true;
         return;
     }
+    bool asked = s->asked;
+    s->asked = false;
+    if (asked && !unread)
+        return;
     if (s->is_new || is_past()) { /* new: it was ready as it was added */
         s->is_new = false;
         return;
@@ -426,11 +458,14 @@ static uint64_t come(uint64_t now_ns)
         source *s = &sources[pending[i]];
         if (s->due_ns && s->due_ns <= now_ns) {
             s->due_ns = 0;
+            s->look_ns = now_ns + ahead_us() * 1000ull + LOOK_NS;
             if (rg_stay_announced(member_of(s->whose), 1u << device_of(s->whose)))
                 atomic_fetch_add_explicit(&member_of(s->whose)->slot->foreseen, 1, memory_order_relaxed);
         }
         uint64_t eighth = rg_since(s->came_ns + AMID_LONG_NS, now_ns) / 8, again = now_ns + (eighth > AMID_NS ? eighth : AMID_NS);
-        uint64_t at = s->amid ? again : s->due_ns ? s->due_ns : UINT64_MAX;
+        if (s->look_ns && s->look_ns <= now_ns)
+            s->look_ns = now_ns + LOOK_NS + rg_since(s->came_ns, now_ns) / 8;
+        uint64_t at = s->amid ? again : s->due_ns ? s->due_ns : s->look_ns ? s->look_ns : UINT64_MAX;
         next = at < next ? at : next;
     }
     return next;
@@ -456,7 +491,7 @@ static bool look(void)
     look_back(now);
     for (int i = 0; i < n; i++)
         if (events[i].data.u64 != SOURCES)
-            arrived((uint32_t)events[i].data.u64, (uint32_t)(events[i].data.u64 >> 32), now);
+            arrived((uint32_t)events[i].data.u64, (uint32_t)(events[i].data.u64 >> 32), events[i].events & EPOLLIN, now);
     now = rg_clock_ns();
     left = rg_since(now, come(now)); /* whatever else arrives until then: it is seen after the rest */
     nanosleep(&(struct timespec){.tv_nsec = (long)(left < REST_NS ? left : REST_NS)}, NULL);

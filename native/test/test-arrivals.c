@@ -152,6 +152,32 @@ static void foresees_what_comes_amid_one(void)
     foresees(a_pipe());
 }
 
+/* One that has come before the one that is served first was launched, and is not read until that is over. */
+static void foresees_what_has_come_before_another_began(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    bool did = false;
+    for (int i = 0; i < 3000 && !did; i++) {
+        send_one(c);
+        send_one(c);
+        receive_one(c);
+        usleep(10000);
+        launch(spin, NULL, 5000000);
+        uint64_t before = foreseen();
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+        receive_one(c);
+        usleep(10000);
+        did = foreseen() > before;
+        request();
+        usleep(2000);
+        beat();
+    }
+    CHECK(did);
+    done();
+}
+
 /* And has streams stop, with the GPU there before the launch. */
 static void has_streams_stop(void)
 {
@@ -616,6 +642,7 @@ int main(int argc, char **argv)
     RUN(foresees_by_tcp);
     RUN(foresees_what_comes_right_after_a_request);
     RUN(foresees_what_comes_amid_one);
+    RUN(foresees_what_has_come_before_another_began);
     RUN(has_streams_stop);
     RUN(has_none_go_on_between_two);
     RUN(not_past_rigel);
