@@ -269,12 +269,15 @@ static bool is_in_the_way(uint32_t device)
     return stays[device].lates >= LATES;
 }
 
-/* No launch came. In front of a request: so many more have none, twice as many each time. */
+/*
+ * No launch came. In front of a request: so many more have none, twice as many each time. Not so after one that was announced alone, as requests are that
+ * the host is late with now and then.
+ */
 static void was_in_vain(uint32_t device, uint32_t why)
 {
     enum { MOST = 10 };
-    uint32_t n = atomic_fetch_add(&stays[device].in_vain[why], 1) + 1;
-    atomic_store(&stays[device].skip[why], 1u << (n < MOST ? n : MOST));
+    uint32_t n = atomic_fetch_add(&stays[device].in_vain[why], 1) + (why != ANNOUNCED);
+    atomic_store(&stays[device].skip[why], n ? 1u << (n < MOST ? n : MOST) : 0);
 }
 
 /* Whether this one is left out for that. Under `taken`. */
