@@ -184,11 +184,14 @@ export function allPairs(simulated: boolean): Pair[] {
     .filter(({ high, best }) => !simulated || [high, ...best].every(({ profile }) => profile !== undefined));
 }
 
-/** `--pairs`: names joined by plus signs, separated by commas; `all`; undefined where it was not given. */
+/** `--pairs`: names joined by plus signs, separated by commas, or a high program's for all pairs of it; `all`; undefined where it was not given. */
 export function choosePairs(text: string | undefined, simulated: boolean): Pair[] {
   if (text === undefined || text === "all") return allPairs(simulated);
-  const names = new Set(text.split(",").map((name) => name.trim()));
-  return [...names].map((name) => {
+  const names = text
+    .split(",")
+    .map((name) => name.trim())
+    .flatMap((name) => (namesOf("high").includes(name) ? pairsOf(name, simulated) : [name]));
+  return [...new Set(names)].map((name) => {
     const pair = pairOf(name);
     const missing = [pair.high, ...pair.best].find(({ profile }) => profile === undefined);
     if (simulated && missing)
@@ -203,16 +206,21 @@ export function choosePairs(text: string | undefined, simulated: boolean): Pair[
   });
 }
 
+/** The names of those of a high program with one best-effort one that can run here. */
+function pairsOf(high: string, simulated: boolean): string[] {
+  return PROGRAMS.filter((program) => program.class === "best-effort" && (!simulated || program.profile)).map(
+    ({ name }) => `${high}+${name}`,
+  );
+}
+
 function namesOf(kind: Program["class"]): string[] {
   return PROGRAMS.filter((program) => program.class === kind).map(({ name }) => name);
 }
 
 function pairOf(name: string): Pair {
-  const [high, ...best] = name
-    .split("+")
-    .map((part, index) => programOf(name, part, index === 0 ? "high" : "best-effort"));
-  if (!high || best.length === 0)
-    throw new RigelError("config", `--pairs: expected a high and a best-effort program joined by "+", got "${name}"`);
+  const [first = "", ...rest] = name.split("+");
+  const high = programOf(name, first, "high");
+  const best = rest.map((part) => programOf(name, part, "best-effort"));
   if (new Set(best).size < best.length)
     throw new RigelError("config", `--pairs: expected each best-effort program once, got "${name}"`);
   return { name, high, best };

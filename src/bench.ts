@@ -92,7 +92,8 @@ Pairs are a high and one or more best-effort programs:
                bert-texts: texts of 16 lengths by chance;
                gpt2-stream: decoding without graphs, each token read back (best with --rate 10)
   best-effort  resnet50-train, bert-train, gpt2-train, mobilenet-train, gpt2-train-graph
-  --pairs all runs each high program with each best-effort one, and resnet50+resnet50-train+gpt2-train.
+  --pairs bert-served is that one with each best-effort one, --pairs all each high program so, and
+  resnet50+resnet50-train+gpt2-train.
 On a machine without a GPU those run that a profile was recorded of: resnet50, bert, and all best-effort ones but
 gpt2-train-graph.
 
@@ -106,7 +107,10 @@ export function addBench(program: Command, device: (text: string) => Config["dev
   program
     .command("bench")
     .description("measure latency and throughput of pairs of programs in every way of sharing the GPU")
-    .option("--pairs <names>", "pairs, separated by commas, or all (default: as many as fit ten minutes)")
+    .option(
+      "--pairs <names>",
+      "pairs, or high programs for all pairs of each, separated by commas; or all (default: as many as fit ten minutes)",
+    )
     .option("--ways <names>", "ways, separated by semicolons (default: every way there is here)")
     .option(
       "--policies <names>",

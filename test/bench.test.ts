@@ -621,18 +621,36 @@ describe("solo, within a process", () => {
   });
 });
 
+/** The pairs that `--pairs` names. */
+function named(text: string, simulated: boolean): string[] {
+  return choosePairs(text, simulated).map(({ name }) => name);
+}
+
 describe("pairs, policies and ways", () => {
   test("all pairs: every high program with every best-effort one, and the triple", () => {
-    const pairs = choosePairs("all", false).map(({ name }) => name);
+    const pairs = named("all", false);
     expect(pairs).toHaveLength(76);
     expect(new Set(pairs).size).toBe(76);
     expect(pairs).toContain("resnet50+resnet50-train+gpt2-train");
-    expect(choosePairs("all", true).map(({ name }) => name)).toHaveLength(7);
+    expect(named("all", true)).toHaveLength(7);
+  });
+
+  test("a high program's name alone stands for its pairs, of those that can run", () => {
+    expect(named("bert-served+bert-train+gpt2-train, bert-served,bert-served+bert-train", false)).toEqual([
+      "bert-served+bert-train+gpt2-train",
+      "bert-served+resnet50-train",
+      "bert-served+bert-train",
+      "bert-served+gpt2-train",
+      "bert-served+mobilenet-train",
+      "bert-served+gpt2-train-graph",
+    ]);
+    expect(named("bert", true)).toEqual(["bert+resnet50-train", "bert+gpt2-train", "bert+mobilenet-train"]);
+    expect(() => named("bert-served", true)).toThrow("no profile of bert-served was recorded");
   });
 
   test("a pair that is named twice runs once", () => {
-    const twice = choosePairs("resnet50+resnet50-train, bert+bert-train,resnet50+resnet50-train", false);
-    expect(twice.map(({ name }) => name)).toEqual(["resnet50+resnet50-train", "bert+bert-train"]);
+    const twice = named("resnet50+resnet50-train, bert+bert-train,resnet50+resnet50-train", false);
+    expect(twice).toEqual(["resnet50+resnet50-train", "bert+bert-train"]);
   });
 
   test("ways: one for each policy, with MPS and without, where there is MPS", () => {
@@ -2030,7 +2048,7 @@ describe.concurrent("rigel bench refuses", () => {
       ["--pairs", "resnet50-train+resnet50"],
       'expected a high program, one of resnet50, bert, resnet50-graph, resnet50-bytes, resnet50-announced, resnet50-served, bert-graph, bert-served, resnet50-mixed, bert-mixed, bert-texts, bert-mixed-graph, bert-mixed-served, gpt2-decode, gpt2-stream, got "resnet50-train"',
     ],
-    [["--pairs", "resnet50"], 'expected a high and a best-effort program joined by "+", got "resnet50"'],
+    [["--pairs", "resnet50-train"], "--pairs: resnet50-train: expected a high program, one of resnet50, bert"],
     [["--pairs", "gpt2-decode+resnet50-train"], "no profile of gpt2-decode was recorded"],
     [["--ways", "magic"], 'there is no way "magic" here; there are: alone; time slicing; MPS; alone, Rigel; rigel slo'],
     [["--ways", "MPS, client priority"], "there is no way"],
