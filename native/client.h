@@ -433,6 +433,9 @@ void rg_requests_begin(rg_member *member, uint32_t device, uint64_t key, uint64_
 void rg_requests_end(rg_member *member, uint32_t device, bool waited);
 void rg_requests_skip(rg_member *member, uint32_t device, uint64_t now);
 
+/* rg_requests_kind: the key of the kind of the one under way, or the last one; 0: not known, or it was nothing but a copy. */
+uint64_t rg_requests_kind(const rg_member *member, uint32_t device);
+
 /* rg_requests_forget: nothing is known of them; what was launched so far was none. */
 void rg_requests_forget(rg_member *member, uint32_t device);
 

@@ -184,6 +184,12 @@ void rg_requests_begin(rg_member *m, uint32_t device, uint64_t key, uint64_t now
     atomic_store(&share->began_ns, goes_on ? began + rg_since(atomic_load(&m->period[device].paused_since), now) : now);
 }
 
+uint64_t rg_requests_kind(const rg_member *m, uint32_t device)
+{
+    const requests *r = requests_of(m, device);
+    return r->now ? r->keys[r->now - 1] : 0;
+}
+
 static request_kind *kind_under_way(requests *r)
 {
     return r->now ? &r->kinds[r->now - 1] : &r->all;

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 29,
+    RG_SEGMENT_VERSION = 30,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -247,7 +247,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, waited, 1)          /* [client] busy periods at whose end the program waited for all of its work */ \
     F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it waited (28 bits) << 4 | index of the \
                                   device; times in RG_WAITED_NS, at most what fits (slo-delay.ts) */ \
-    F(words, began_ring, RG_WAITED) /* [client] when each of those began: CLOCK_MONOTONIC, nanoseconds */
+    F(words, began_ring, RG_WAITED) /* [client] when each of those began: CLOCK_MONOTONIC, nanoseconds */ \
+    F(words, kind_ring, RG_WAITED) /* [client] of which kind each was, for who tells the kinds of a process apart; 0: not known (requests.c) */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
@@ -481,27 +482,27 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 29. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 30. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 128, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 264, "segment layout");
-_Static_assert(sizeof(rg_client) == 56064, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3592448, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3789056, "segment layout");
-_Static_assert(sizeof(rg_segment) == 16302080, "segment layout");
+_Static_assert(sizeof(rg_client) == 58112, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3723520, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3920128, "segment layout");
+_Static_assert(sizeof(rg_segment) == 16433152, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3821824, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3952896, "segment layout");
 _Static_assert(sizeof(rg_account) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5918976, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 6050048, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5935360, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6459648, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7508224, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15896832, "segment layout");
-_Static_assert(offsetof(rg_segment, stops) == 16236544, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 6066432, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6590720, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7639296, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 16027904, "segment layout");
+_Static_assert(offsetof(rg_segment, stops) == 16367616, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

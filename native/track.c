@@ -576,6 +576,7 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
     uint64_t n = atomic_load_explicit(&m->slot->waited, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], entry, memory_order_relaxed);
     atomic_store_explicit(&m->slot->began_ring[n % RG_WAITED], began, memory_order_relaxed);
+    atomic_store_explicit(&m->slot->kind_ring[n % RG_WAITED], rg_requests_kind(m, device), memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited, n + 1, memory_order_release);
     rg_requests_end(m, device, rg_policy_waited(worked, waited));
 }

@@ -15,6 +15,7 @@ import { RigelError } from "./errors.ts";
 /** `measurements[].waits[]` of the document, for who reads it: a Wait of slo-delay.ts. */
 export const waitSchema = z.object({
   client: z.number(),
+  kind: z.number().optional(),
   began_ms: z.number(),
   worked_ms: z.number().nonnegative(),
   waited_ms: z.number().nonnegative(),

@@ -22,7 +22,7 @@ import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 /** RG_SEGMENT_VERSION of native/segment.h. */
-const VERSION = 29;
+const VERSION = 30;
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
@@ -843,6 +843,7 @@ export class Segment {
     const waited = this.#long64(clients, "waited", base);
     const { offset, count } = this.#field(clients, "waited_ring");
     const began = this.#field(clients, "began_ring");
+    const kinds = this.#field(clients, "kind_ring");
     const unit_ms = WAITED_NS / 1e6;
     const latest: Wait[] = [];
     const oldest = waited - BigInt(count) + 1n; // the one before may be being written over
@@ -852,6 +853,8 @@ export class Segment {
       const entry = Atomics.load(this.#longs, at(offset));
       latest.push({
         client: index * devices.count + Number(entry & 15n),
+        // As much of the key as a number holds. 0: it is not known.
+        kind: Number(Atomics.load(this.#longs, at(kinds.offset)) >> 12n) || undefined,
         began_ms: Number(Atomics.load(this.#longs, at(began.offset))) / 1e6,
         worked_ms: Number(entry >> 32n) * unit_ms,
         waited_ms: Number((entry >> 4n) & 0xfffffffn) * unit_ms,

@@ -4,8 +4,9 @@
  * What a request takes varies with the host far more than with what runs beside it: on one H200 host the median of the same
  * requests alone went from 3.4 to 6.9 ms within a minute. A request is therefore taken apart: the time in which its program worked
  * (until it waited for all it had launched) and the time for which it then waited. Other work on the GPU shows in the second. What
- * it would have taken alone is known from requests alone that had about as much work before their wait, and so each request gives
- * both, how long it took and how long it would have taken. Of the two the same quantiles are compared: the host is in both.
+ * it would have taken alone is known from requests alone that had about as much work before their wait, of the same kind where enough of that
+ * are known, and so each request gives both, how long it took and how long it would have taken. Of the two the same quantiles are compared: the host is in
+ * both.
  *
  * Users count from when a request came. Where requests come at random and one waits for the one before, what delays that one delays
  * both: of 6 ms at 75 a second, each delayed by a tenth, one in a hundred takes a fifth longer. So both times are those from a request's
@@ -20,6 +21,8 @@ import { generator } from "./random.ts";
 export interface Wait {
   /** Whose, and on which device: what is compared with each other. */
   readonly client: number;
+  /** What it is known by among the client's requests: a batch of another size is of another (requests.c); undefined: by nothing. */
+  readonly kind?: number | undefined;
   /** When it began, by the machine's clock; undefined: not known, and nothing is said of requests that waited for the one before. */
   readonly began_ms?: number;
   readonly worked_ms: number;
@@ -93,7 +96,7 @@ export class Waits {
   }
 }
 
-/** Requests of one client alone, by their work; and how much longer those took that had more of it, in parts of the list. */
+/** Requests of one client, or of one kind of its, alone, by their work; and how much longer those took that had more of it, in parts of the list. */
 interface Known {
   readonly list: readonly Wait[];
   readonly slopes: readonly number[];
@@ -104,6 +107,8 @@ interface Known {
 /** Requests alone, ready to be compared with. */
 export class Alone {
   readonly #clients = new Map<number, Known>();
+  /** By client, then by kind, of those that have several. */
+  readonly #kinds = new Map<number, Map<number, Known>>();
   /** Requests of which enough others of the same client are known. */
   readonly count: number;
   /** What the ratios of `delay` are where nothing delays: of all of them, then of draws. */
@@ -111,11 +116,11 @@ export class Alone {
 
   constructor(waits: readonly Wait[]) {
     for (const [client, of] of Map.groupBy(waits, (wait) => wait.client)) {
-      const list = of.toSorted((a, b) => a.worked_ms - b.worked_ms);
-      const parts = Array.from({ length: Math.ceil(list.length / PART) }, (_, i) => i * PART);
-      const slopes = parts.map((at) => slopeAround(list, at + PART / 2));
-      const last_ms = median(list.slice(-NEAREST).map(({ waited_ms }) => waited_ms));
-      this.#clients.set(client, { list, slopes, little: last_ms <= BEYOND * (list.at(-1)?.worked_ms ?? 0) });
+      this.#clients.set(client, knownOf(of));
+      const kinds = Map.groupBy(of, (wait) => wait.kind);
+      if (kinds.size < 2) continue;
+      const known = [...kinds].flatMap(([kind, some]) => (kind === undefined ? [] : [[kind, knownOf(some)] as const]));
+      this.#kinds.set(client, new Map(known));
     }
     // Each against the others, so that chance has the same part in these pairs as in those beside other work.
     const pairs = new Sample(fromArrival(waits, (wait) => this.pair(wait, { except: wait })));
@@ -128,8 +133,17 @@ export class Alone {
    * requests with as much work. `orLess`: of one with less work than any of those, at least so much, if it is the same request on a host that is
    * faster: neither its program nor what it then waits for gains by more than the launches do.
    */
-  pair(wait: Wait, { except, orLess = false }: { except?: Wait; orLess?: boolean } = {}): Pair | undefined {
-    const { list, slopes, little } = this.#clients.get(wait.client) ?? { list: [], slopes: [], little: false };
+  pair(wait: Wait, how: { except?: Wait; orLess?: boolean } = {}): Pair | undefined {
+    const ofKind = wait.kind === undefined ? undefined : this.#kinds.get(wait.client)?.get(wait.kind);
+    return this.#pairOf(ofKind, wait, how) ?? this.#pairOf(this.#clients.get(wait.client), wait, how);
+  }
+
+  #pairOf(
+    known: Known | undefined,
+    wait: Wait,
+    { except, orLess = false }: { except?: Wait; orLess?: boolean },
+  ): Pair | undefined {
+    const { list, slopes, little } = known ?? { list: [], slopes: [], little: false };
     const [least, most] = [list[0], list.at(-1)];
     if (!least || !most || list.length <= NEAREST) return undefined;
     const isLess = wait.worked_ms < least.worked_ms - BEYOND * duration_ms(least);
@@ -155,6 +169,14 @@ export class Alone {
     }
     return { took_ms: duration_ms(wait), alone_ms: median(near), parts: 1 };
   }
+}
+
+function knownOf(waits: readonly Wait[]): Known {
+  const list = waits.toSorted((a, b) => a.worked_ms - b.worked_ms);
+  const parts = Array.from({ length: Math.ceil(list.length / PART) }, (_, i) => i * PART);
+  const slopes = parts.map((at) => slopeAround(list, at + PART / 2));
+  const last_ms = median(list.slice(-NEAREST).map(({ waited_ms }) => waited_ms));
+  return { list, slopes, little: last_ms <= BEYOND * (list.at(-1)?.worked_ms ?? 0) };
 }
 
 /** What began so soon after the one before, in parts of that one, had been waiting for it. */

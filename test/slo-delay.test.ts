@@ -48,6 +48,8 @@ const tenth = (wait: Wait): Wait => ({ ...wait, waited_ms: wait.waited_ms + 0.6 
 /** Each for itself. */
 const apart = (waits: Wait[]): Wait[] =>
   waits.map(({ client, worked_ms, waited_ms }) => ({ client, worked_ms, waited_ms }));
+/** As where it is not known of which kind each is. */
+const ofNoKind = (waits: Wait[]): Wait[] => waits.map((wait) => ({ ...wait, kind: undefined }));
 /** They are served one after the other: as the loop sees them. */
 function served(came_ms: readonly number[], work: readonly Wait[]): Wait[] {
   let free_ms = 0;
@@ -159,6 +161,42 @@ describe("delay", () => {
       ).length;
     expect(within(0)).toBeGreaterThan(15);
     expect(within(0.35)).toBe(0); // a tenth
+  });
+
+  test("of requests of several kinds each is compared with its own, where enough of that are known", () => {
+    const noise = random(13);
+    // From a graph for each size of a batch: the program's work says nothing of what it takes.
+    const times_ms = [3.1, 3.5, 4.7];
+    const batch = (i: number, delay_ms: number): Wait => {
+      const kind = Math.floor(noise() * 3);
+      const worked_ms = 0.1 + 0.2 * noise();
+      const waited_ms = (times_ms[kind] ?? 0) * (1 + 0.01 * noise()) - worked_ms + delay_ms;
+      return { client: 0, kind: 100 + kind, began_ms: 20 * i, worked_ms, waited_ms };
+    };
+    const verdicts = (
+      told: (waits: Wait[]) => Wait[],
+      delay_ms: number,
+    ): Record<"within" | "over" | "unknown", number> => {
+      const counts = { within: 0, over: 0, unknown: 0 };
+      for (let n = 0; n < 20; n++) {
+        const alone = new Alone(told(many(60, (i) => batch(i, 0))));
+        counts[delay(told(many(60, (i) => batch(i, delay_ms))), alone, 1.05, 20).verdict]++;
+      }
+      return counts;
+    };
+    expect(verdicts((waits) => waits, 0).within).toBeGreaterThanOrEqual(19);
+    expect(verdicts((waits) => waits, 0.4).over).toBeGreaterThanOrEqual(19);
+    expect(verdicts(ofNoKind, 0).within).toBeLessThan(15);
+    // Of a kind of which few are known: by all of the client's, as where kinds are not known.
+    const alone = new Alone(many(60, (i) => ({ ...batch(i, 0), kind: i })));
+    expect(
+      delay(
+        many(60, (i) => batch(i, 0)),
+        alone,
+        1.05,
+        20,
+      ).requests,
+    ).toBe(60);
   });
 
   test("each client is compared with itself, and one that is not known alone with nobody", () => {

@@ -546,6 +546,27 @@ static void each_kind_of_request_is_known(void)
     done();
 }
 
+/* And of each it is said, with what it waited, for who compares those of a kind. */
+static void of_which_kind_each_was(void)
+{
+    enum { REQUESTS = 100 }; /* of three kinds, in turn */
+    become_high_without_agent();
+    CHECK_EQUAL(cuMemAlloc_v2(&input_memory, 4096), CUDA_SUCCESS);
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    bool regular;
+    for (size_t request = 0; request < REQUESTS; request++)
+        usual_of(share, 100 << request % 3, 20, false, &regular);
+    const _Atomic uint64_t *kinds = rg.slot->kind_ring;
+    CHECK_EQUAL(rg.slot->waited, REQUESTS);
+    for (int i = 0; i < REQUESTS; i++) {
+        CHECK(kinds[i] >> 12 != 0); /* as much as src/segment.ts takes */
+        for (int k = 0; k < i; k++)
+            CHECK_EQUAL(kinds[k] >> 12 == kinds[i] >> 12, k % 3 == i % 3);
+    }
+    CHECK_EQUAL(kinds[REQUESTS], 0);
+    done();
+}
+
 /* Of more kinds than there is room for, which launch the same, each is known as well as one alone. */
 static void many_kinds_that_launch_the_same_are_known(void)
 {
@@ -1963,6 +1984,7 @@ int main(int argc, char **argv)
     RUN(it_launches_before_others_find_it_busy);
     RUN(what_requests_launch_is_learned);
     RUN(each_kind_of_request_is_known);
+    RUN(of_which_kind_each_was);
     RUN(many_kinds_that_launch_the_same_are_known);
     RUN(kinds_that_wait_need_more);
     RUN(kinds_that_wait_alone_need_no_more);
