@@ -20,6 +20,7 @@ import { clearDurations, durationsFolder, durationsText, keptDurations } from ".
 import { addDoctor } from "./doctor.ts";
 import { RigelError, reason } from "./errors.ts";
 import { addHangs } from "./hangs-command.ts";
+import { onEnd } from "./interrupt.ts";
 import { setElsewhere, withPlaces } from "./json.ts";
 import { launch } from "./launch.ts";
 import { launchPage } from "./launch-page.ts";
@@ -180,11 +181,13 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   if (flags.html !== undefined) await writeOutput("--html", flags.html, await launchPage(report));
 }
 
-/** However the launch ends, unless it is killed. */
+/** However the launch ends, unless it is killed, or was asked to end before Rigel had been loaded. */
 async function leaveStatus(file: string): Promise<void> {
   // As it was named: resolve() takes what ends in a slash for a file.
   await checkOutput("--status", file);
   const path = resolve(file);
+  // Before there are clients, and once they have ended, a signal would end this process without it.
+  onEnd(() => {});
   process.on("exit", (status) => {
     // A device or a pipe is written as it is; a file appears whole, or not at all.
     const there = statAt(path);

@@ -2,6 +2,7 @@
 
 import { describe, expect, test } from "bun:test";
 import { existsSync, mkdirSync, readFileSync, symlinkSync } from "node:fs";
+import { open } from "node:fs/promises";
 import { join } from "node:path";
 import { checkApart } from "../src/output.ts";
 import { Scratch, TINY_PROFILE, start } from "./rigel.ts";
@@ -81,6 +82,19 @@ test("a status that cannot be left is a failure", async () => {
   };
   expect([await ended("status"), await ended("/dev/full")]).toEqual([0, 1]);
   expect(readFileSync(join(scratch.path, "status"), "utf8")).toBe("0\n");
+});
+
+test("a status is left by a launch that is asked to end before it has its clients, too", async () => {
+  using scratch = new Scratch();
+  const config = join(scratch.path, "config");
+  const status = join(scratch.path, "status");
+  expect(Bun.spawnSync(["mkfifo", config]).success).toBe(true);
+  await using child = start(["launch", config, "--status", status]);
+  // Settles when it is opened to be read, by when it is known where the status is to be left.
+  await using _ = await open(config, "w");
+  child.kill("SIGTERM");
+  expect(await child.exited).toBe(143);
+  expect(readFileSync(status, "utf8")).toBe("143\n");
 });
 
 test("devices, and files of one name in two folders, may be written", async () => {
