@@ -292,7 +292,7 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
   try {
     if (ways.some((way) => way.mps) && !simulated && !solo && !flags.dryRun)
       try {
-        await daemon.start();
+        await daemon.start(interrupt);
       } catch (thrown) {
         if (flags.ways !== undefined || !(thrown instanceof RigelError)) throw thrown;
         ways = ways.filter((way) => !way.mps);
@@ -474,12 +474,13 @@ class Daemon {
     return { CUDA_MPS_PIPE_DIRECTORY: (mps ? this.#mps?.sharing.pipe_directory : null) ?? this.#none };
   }
 
-  async start(): Promise<void> {
+  async start(interrupt: Interrupt): Promise<void> {
     const own = { mode: "mps", daemon: "private", pipe_directory: null } as const;
     this.#mps = await Mps.open(
       own,
       [{ mps: true, hidden: false, sm_percent: undefined, device: this.#device }],
       "--ways",
+      interrupt,
       "name ways without MPS",
     );
   }

@@ -81,14 +81,14 @@ const SHARES_ms = 1000;
 const LOOK_ms = 500;
 
 /** The launch's sharing. Where Rigel chose to start a daemon unasked and that fails, clients share in time slices. */
-async function openMps({ config, sharing, clients, notes }: Plan): Promise<Mps> {
+async function openMps({ config, sharing, clients, notes }: Plan, interrupt: Interrupt): Promise<Mps> {
   const where = `${config.file}: sharing`;
   try {
-    return await Mps.open(sharing, clients, where);
+    return await Mps.open(sharing, clients, where, interrupt);
   } catch (thrown) {
     if (config.sharing !== "auto" || sharing.daemon !== "private") throw thrown;
     notes.push(`time slices instead, as the MPS daemon did not start (${reason(thrown)})`);
-    return await Mps.open({ mode: "time-slice", daemon: null, pipe_directory: null }, [], where);
+    return await Mps.open({ mode: "time-slice", daemon: null, pipe_directory: null }, [], where, interrupt);
   }
 }
 
@@ -116,7 +116,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
   }
   const { interrupt } = options;
   removeLeft(native, options.segmentFolder);
-  await using mps = await openMps(plan);
+  await using mps = await openMps(plan, interrupt);
   if (mps.sharing.mode !== plan.sharing.mode) plan = withoutMps(plan, mps.sharing);
   const durations = new Durations(native, options.durations ?? durationsFolder(), plan.clients, plan.seeds);
   const done: PhaseResult[] = [];

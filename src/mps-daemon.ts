@@ -12,6 +12,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { Environment } from "./device.ts";
 import { RigelError, reason } from "./errors.ts";
+import type { Interrupt } from "./interrupt.ts";
 import { statAt } from "./path.ts";
 import { progress, quoted } from "./log.ts";
 import { commandOf, environmentOf, living, startedWith } from "./proc.ts";
@@ -212,21 +213,25 @@ export class DaemonFolder {
     return `echo quit -t ${QUIT_s} | CUDA_MPS_PIPE_DIRECTORY=${quoted(this.pipe)} ${quit}`;
   }
 
-  /** Starts a daemon for these GPUs, and its server, so that what is wrong is known before a client starts. */
-  async start(uuids: readonly string[]): Promise<void> {
-    await this.#startControl(uuids);
+  /**
+   * Starts a daemon for these GPUs, and its server, so that what is wrong is known before a client starts. Once there is a request to end
+   * nothing is waited for any more: what there is by then, stop() ends.
+   */
+  async start(uuids: readonly string[], interrupt: Interrupt): Promise<void> {
+    await this.#startControl(uuids, interrupt);
     const began_ms = performance.now();
-    while ((await connectTo(this.pipe)) !== undefined) {
+    while (!interrupt.signal && (await connectTo(this.pipe)) !== undefined) {
       const waited_ms = performance.now() - began_ms;
       if (waited_ms > START_ms || (waited_ms > SEEN_ms && this.#processes().length === 0))
         this.#fail(`${PROGRAM} -d ended well, but no daemon answers`);
       await Bun.sleep(LOOK_ms);
     }
+    if (interrupt.signal) return;
     progress(`MPS: started a control daemon (process ${pidOf(this.pipe) ?? "unknown"}, ${this.pipe})`);
-    await this.#startServer();
+    await this.#startServer(interrupt);
   }
 
-  async #startControl(uuids: readonly string[]): Promise<void> {
+  async #startControl(uuids: readonly string[], interrupt: Interrupt): Promise<void> {
     const said = openSync(this.#said, "a", 0o600);
     let child;
     try {
@@ -253,19 +258,21 @@ export class DaemonFolder {
     } finally {
       closeSync(said);
     }
+    void interrupt.raised.then(() => child.kill("SIGKILL"));
     const status = await child.exited;
+    if (interrupt.signal) return;
     if (child.signalCode !== null) this.#fail(`${PROGRAM} -d was ended by ${child.signalCode}`);
     if (status !== 0) this.#fail(`${PROGRAM} -d ended with status ${status}`);
   }
 
   /** Clients would start the server; started now, its failure is seen. A daemon that says neither is left to them. */
-  async #startServer(): Promise<void> {
+  async #startServer(interrupt: Interrupt): Promise<void> {
     const until_ms = performance.now() + START_ms;
     let answered = false;
     const asked = ask(this.pipe, `start_server -uid ${process.getuid?.() ?? 0}`, START_ms).then(() => {
       answered = true;
     });
-    while (performance.now() < until_ms) {
+    while (!interrupt.signal && performance.now() < until_ms) {
       const text = contents(join(this.logs, "control.log"));
       if (/Server \d+ exited with status [1-9]|encountered a fatal exception/i.test(text))
         this.#fail("its server did not start");
@@ -277,12 +284,12 @@ export class DaemonFolder {
       }
       await Bun.sleep(LOOK_ms);
     }
-    await asked;
+    await Promise.race([asked, interrupt.raised]);
   }
 
   /** Ends the daemon that was started here, if it runs: asked to first, then by signals. Says so if that fails. */
   async stop(): Promise<void> {
-    if (this.#processes().length === 0) return;
+    if (await this.#isGone(0)) return;
     const asked = await ask(this.pipe, `quit -t ${QUIT_s}`, (QUIT_s + 2) * 1000);
     if (await this.#isGone(typeof asked === "string" ? 0 : KILL_ms)) return;
     for (const signal of ["SIGTERM", "SIGKILL"] as const) {
@@ -324,7 +331,8 @@ export class DaemonFolder {
   async #isGone(limit_ms: number): Promise<boolean> {
     const until_ms = performance.now() + limit_ms;
     for (;;) {
-      if (this.#processes().length === 0) return true;
+      // Twice: of a daemon that is just being started, one look may miss who starts it, which has ended, and what that has started since.
+      if (this.#processes().length === 0 && this.#processes().length === 0) return true;
       if (performance.now() >= until_ms) return false;
       await Bun.sleep(LOOK_ms);
     }

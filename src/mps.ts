@@ -10,6 +10,7 @@ import type { Config } from "./config.ts";
 import type { Device, Environment } from "./device.ts";
 import { RigelError, reason } from "./errors.ts";
 import { Guard } from "./guard.ts";
+import type { Interrupt } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { DaemonFolder, DaemonLogs, OTHERWISE, RUN_MARK, clientsOf, findDaemon, program } from "./mps-daemon.ts";
 
@@ -137,9 +138,15 @@ export class Mps implements AsyncDisposable {
 
   /**
    * Prepares what the clients need, and starts a daemon if that was decided. `where` is the field that asked for it, `otherwise` what to
-   * do where it cannot be had.
+   * do where it cannot be had. Where `interrupt` has been raised meanwhile the daemon may serve nobody.
    */
-  static async open(sharing: Sharing, clients: readonly Sharer[], where: string, otherwise?: string): Promise<Mps> {
+  static async open(
+    sharing: Sharing,
+    clients: readonly Sharer[],
+    where: string,
+    interrupt: Interrupt,
+    otherwise?: string,
+  ): Promise<Mps> {
     const starts = sharing.daemon === "private";
     if (!starts && !clients.some(({ hidden }) => hidden)) return new Mps(sharing);
     const folder = DaemonFolder.make(where, otherwise);
@@ -150,7 +157,7 @@ export class Mps implements AsyncDisposable {
     if (!starts) return opened;
     try {
       const served = clients.filter(({ mps, device }) => mps && !device.simulated).map(({ device }) => device.uuid);
-      await folder.start([...new Set(served)]);
+      await folder.start([...new Set(served)], interrupt);
       return opened;
     } catch (thrown) {
       await opened[Symbol.asyncDispose]();

@@ -7,12 +7,12 @@
  *
  * It has no GPU and no clients of its own: a program counts as one when it writes its number into the file `joined` of the
  * pipe directory. FAKE_MPS names what goes wrong: `denied`, `silent` (the daemon ends at once), `exclusive` (its server
- * cannot start), `late` (its server is ready once there is a file `go` in FAKE_MPS_RECORD), `stubborn` (it does not quit, and ignores
- * SIGTERM). What it was told is in `told` of FAKE_MPS_RECORD.
+ * cannot start), `late` (its server is never ready), `stuck` (what starts the daemon does not end), `stubborn` (the daemon does not quit,
+ * and ignores SIGTERM). What it was told is in `told` of FAKE_MPS_RECORD, and that nobody waits any more for a server that is late.
  */
 
-import { appendFileSync, existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { connect, createServer } from "node:net";
+import { appendFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { type Socket, connect, createServer } from "node:net";
 import { join } from "node:path";
 
 const pipes = process.env["CUDA_MPS_PIPE_DIRECTORY"] || "/tmp/nvidia-mps";
@@ -45,13 +45,17 @@ async function daemonise(): Promise<number> {
   });
   daemon.unref();
   if (fault !== "silent") while (!(await send("")).connected && daemon.exitCode === null) await Bun.sleep(10);
+  if (fault === "stuck") {
+    record("stuck");
+    for (;;) await Bun.sleep(1000);
+  }
   return 0;
 }
 
 function serve(): void {
   if (fault === "silent") process.exit(0);
   let servers: Bun.Subprocess[] = [];
-  const command = (line: string, answer: (text: string) => void): void => {
+  const command = (line: string, asker: Socket, answer: (text: string) => void): void => {
     const [word, ...rest] = line.trim().split(/\s+/);
     if (!word) return answer("");
     record(line.trim());
@@ -69,18 +73,10 @@ function serve(): void {
           log("control.log", `Control ${process.pid}`, `Server ${server.pid} exited with status 1`);
           return answer("");
         }
-        const ready = (): void => {
-          servers.push(server);
-          log("control.log", `Control ${process.pid}`, `NEW SERVER ${server.pid}: Ready`);
-          answer("");
-        };
-        if (fault !== "late") return ready();
-        const timer = setInterval(() => {
-          if (!existsSync(join(process.env["FAKE_MPS_RECORD"] ?? "", "go"))) return;
-          clearInterval(timer);
-          ready();
-        }, 10);
-        return;
+        if (fault === "late") return void asker.on("close", () => record("nobody waits"));
+        servers.push(server);
+        log("control.log", `Control ${process.pid}`, `NEW SERVER ${server.pid}: Ready`);
+        return answer("");
       }
       case "get_server_list":
         return answer(servers.map(({ pid }) => `${pid}\n`).join(""));
@@ -113,7 +109,7 @@ function serve(): void {
   rmSync(control, { force: true });
   createServer((socket) => {
     socket.on("error", () => {});
-    socket.on("data", (data) => command(String(data), (text) => socket.end(text || "\n")));
+    socket.on("data", (data) => command(String(data), socket, (text) => socket.end(text || "\n")));
   }).listen(control);
 }
 

@@ -291,25 +291,29 @@ describe("sharing mps starts a daemon", () => {
     expect(result).toMatchObject({ status: 1, stdout: "" });
   });
 
-  test("and no client where it was asked to end meanwhile", async () => {
-    await using machine = new Machine("late");
-    const marker = join(machine.path, "must-not-appear");
-    const script = `trap '' TERM; touch ${marker}; sleep 1000`;
-    await using launch = machine.launch([shell("a", "high", script)], { sharing: "mps" }, "--json");
-    while (!machine.told.includes(`start_server -uid ${process.getuid?.()}`)) await Bun.sleep(20);
-    launch.kill("SIGTERM");
-    let stderr = "";
-    for await (const text of launch.stderr.pipeThrough(new TextDecoderStream())) {
-      stderr += text;
-      if (stderr.includes("SIGTERM: stopping")) writeFileSync(join(machine.path, "go"), "");
-    }
-    const report = reportOf({ stdout: await launch.stdout.text(), stderr, status: await launch.exited });
-    expect(existsSync(marker)).toBe(false);
-    expect(report.clients).toEqual([]);
-    expect(report.notes).toContain("the launch was asked to end before its clients were started");
-    await machine.isClean();
-    expect(await launch.exited).toBe(143);
-  });
+  test.each([
+    ["its server", "late", `start_server -uid ${process.getuid?.()}`],
+    ["the daemon", "stuck", "stuck"],
+  ])(
+    "and no client where it was asked to end while it waited for %s, which it then does no more",
+    async (_, fault, last) => {
+      await using machine = new Machine(fault);
+      const marker = join(machine.path, "must-not-appear");
+      const script = `trap '' TERM; touch ${marker}; sleep 1000`;
+      await using launch = machine.launch([shell("a", "high", script)], { sharing: "mps" }, "--json");
+      while (!machine.told.includes(last)) await Bun.sleep(20);
+      launch.kill("SIGTERM");
+      const [stdout, stderr, status] = await Promise.all([launch.stdout.text(), launch.stderr.text(), launch.exited]);
+      const report = reportOf({ stdout, stderr, status });
+      expect(existsSync(marker)).toBe(false);
+      expect(report.clients).toEqual([]);
+      expect(report.notes).toContain("the launch was asked to end before its clients were started");
+      await machine.isClean();
+      // A launch that waits on gives up first, after 30 s.
+      expect(machine.told.filter((line) => !line.startsWith("started for")).slice(0, 2)).toEqual([last, "quit -t 5"]);
+      expect(status).toBe(143);
+    },
+  );
 
   test("or names the program that is missing", async () => {
     await using machine = new Machine();
