@@ -32,7 +32,10 @@ interface Exit {
   text: string;
 }
 
+/** After how long what was told to end is killed. */
 const GRACE_ms = 5000;
+/** After how long it gets SIGTERM, if the first signal was a terminal's. */
+const TERM_ms = 3000;
 /** How often it is looked whether what was told to end has. */
 const LOOK_ms = 50;
 /** How long output is read on once nothing that should hold the pipe is left. */
@@ -108,7 +111,14 @@ export class ClientProcess {
     if (!this.exit) this.stopped = true;
     else if (!this.stopped) this.leftBehind = this.#processes();
     this.signal(first);
-    if (!(await this.#isGone(GRACE_ms))) {
+    // Which may be ignored by who ends well at SIGTERM: a shell has what it starts in the background ignore SIGINT, nohup SIGHUP.
+    const ofTerminal = first === "SIGINT" || first === "SIGHUP";
+    let isGone = await this.#isGone(ofTerminal ? TERM_ms : GRACE_ms);
+    if (!isGone && ofTerminal) {
+      this.signal("SIGTERM");
+      isGone = await this.#isGone(GRACE_ms - TERM_ms);
+    }
+    if (!isGone) {
       this.signal("SIGKILL");
       // A driver may take its time, but what cannot be signalled is not worth waiting for.
       if (!(await this.#isGone(this.#refused ? LOOK_ms : GRACE_ms)))

@@ -608,6 +608,27 @@ describe("signals", () => {
     expect(await child.exited).toBe(status);
   });
 
+  test("what ignores Ctrl-C may end its work at SIGTERM before it is killed", async () => {
+    // As programs do that a shell starts in the background.
+    const work = `trap '' INT; trap 'echo told; exit 7' TERM; echo ready; while :; do sleep 0.1; done`;
+    const path = config([{ name: "a", class: "high", command: ["sh", "-c", work] }]);
+    // It has two seconds: where that was not enough, as on a busy machine, it is tried again.
+    let said = "";
+    let report;
+    for (let tries = 0; tries < 5 && !said.includes("a | told"); tries++) {
+      await using child = start(["launch", path, "--json"]);
+      const stderr = follow(child.stderr);
+      await stderr.until("ready");
+      child.kill("SIGINT");
+      const stdout = await child.stdout.text();
+      said = await stderr.all;
+      report = reportOf({ stdout, stderr: said, status: await child.exited });
+      expect(await child.exited).toBe(130);
+    }
+    expect(said).toContain("a | told");
+    expect(report?.clients).toMatchObject([{ exit_code: 7, stopped: true }]);
+  });
+
   test("a second one kills clients that do not listen, with everything they started", async () => {
     const pidFile = join(scratch.path, "stubborn");
     const script = `trap '' INT TERM; sleep 1000 & echo $! > ${pidFile}; echo ready; wait`;
