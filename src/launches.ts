@@ -79,7 +79,7 @@ export type Launch = z.infer<typeof launchSchema>;
 export const launchDetailSchema = launchSchema.extend({
   /** What `rigel launch --json` prints; null until it has ended. */
   report: z.record(z.string(), z.unknown()).nullable(),
-  /** The last lines of standard error. */
+  /** The last lines of standard error; one that has lost its beginning begins with an ellipsis. */
   stderr: z.array(z.string()),
 });
 export type LaunchDetail = z.infer<typeof launchDetailSchema>;
@@ -368,9 +368,10 @@ function lastLines(path: string): string[] {
     const bytes = Buffer.alloc(TAIL_bytes);
     const from = Math.max(0, statSync(path).size - TAIL_bytes);
     const text = bytes.toString("utf8", 0, readSync(file, bytes, 0, TAIL_bytes, from));
-    const lines = text.trimEnd().split("\n");
-    // The first one may have lost its beginning.
-    return (from > 0 ? lines.slice(1) : lines).filter((line) => line !== "").slice(-TAIL_lines);
+    // The first line may have lost its beginning, within a letter too.
+    const shown = from > 0 ? text.replace(/^\uFFFD*(?=[^\n])/, "…") : text;
+    const lines = shown.trimEnd().split("\n");
+    return lines.filter((line) => line !== "").slice(-TAIL_lines);
   } finally {
     closeSync(file);
   }

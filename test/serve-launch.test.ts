@@ -1,7 +1,7 @@
 /** serve-launch.test.ts: launches that are asked for over HTTP: how they run, are refused, found again and ended. */
 
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { cpSync, existsSync, readFileSync, readdirSync, statSync, watch, writeFileSync } from "node:fs";
+import { appendFileSync, cpSync, existsSync, readFileSync, readdirSync, statSync, watch, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { launchDetailSchema } from "../src/launches.ts";
 import { living, startedWith } from "../src/proc.ts";
@@ -261,6 +261,20 @@ describe("a launch over HTTP", () => {
     expect(await over(server, lost.id)).toMatchObject({ state: "failed", exit_status: 137, report: null });
     // The launcher's guard sees to its clients.
     await until(() => (clientsOf(lost.pid).length === 0 ? true : undefined));
+  });
+
+  test("whose log ends in a very long line shows the end of that", async () => {
+    await using server = await Server.start(place);
+    const begun = await started(server, relative({ duration_s: 0.1, cwd: place.path }));
+    const ended = await over(server, begun.id);
+    const log = join(ended.folder, "log.txt");
+    // The 64 KiB that are read begin within a letter.
+    appendFileSync(log, `${"é".repeat(50_000)}the end\n\n`);
+    expect((await shown(server, begun.id)).stderr).toEqual([`…${"é".repeat(32_763)}the end`]);
+    appendFileSync(log, "last\n");
+    expect((await shown(server, begun.id)).stderr).toEqual([expect.stringMatching(/^…é+the end$/), "last"]);
+    appendFileSync(log, "\n".repeat(70_000));
+    expect((await shown(server, begun.id)).stderr).toEqual([]);
   });
 
   test("of those that have ended the last 50 are kept", async () => {
