@@ -80,8 +80,8 @@ const tickSchema = z.object({
   launched: z.array(z.number()),
   starved: z.number(),
   requests: z.array(z.tuple([z.int(), z.number()])),
-  /** Client, when it began, and for how many nanoseconds it worked and then waited. */
-  waits: z.array(z.tuple([z.int(), z.number(), z.number(), z.number()])),
+  /** Client, kind (0: not known), when it began, and for how many nanoseconds it worked and then waited. */
+  waits: z.array(z.tuple([z.int(), z.int(), z.number(), z.number(), z.number()])),
 });
 const progressSchema = z.object({ now_ns: z.number() });
 /** The first line: the buckets of histograms, and the part of best-effort work that is in long kernels. */
@@ -222,8 +222,9 @@ function answer(
   const action = controller.step({
     elapsed_s: TICK_S,
     requests: new Histogram(counts, shape),
-    waits: waits.map(([client, began_ns, worked_ns, waited_ns]) => ({
+    waits: waits.map(([client, kind, began_ns, worked_ns, waited_ns]) => ({
       client,
+      kind: kind || undefined,
       began_ms: began_ns / 1e6,
       worked_ms: worked_ns / 1e6,
       waited_ms: waited_ns / 1e6,

@@ -301,7 +301,7 @@ void rg_scenario_become_idle(scenario *s, player *p)
         s->tick.requests[rg_hist_bucket(s->now - p->busy_ns)]++;
     if (s->tick.waits && !p->of->best_effort && !p->launching && s->tick.wait_count < RG_SCENARIO_WAITS)
         s->tick.waits[s->tick.wait_count++] =
-            (rg_scenario_wait){(uint32_t)(p - s->players), p->busy_ns, p->wait_ns - p->busy_ns, s->now - p->wait_ns};
+            (rg_scenario_wait){(uint32_t)(p - s->players), rg_scenario_kind(s, p), p->busy_ns, p->wait_ns - p->busy_ns, s->now - p->wait_ns};
     if (rg_scenario_high_busy(s))
         return;
     s->idle_ns = s->now;

@@ -190,6 +190,8 @@ void rg_scenario_request_launches(const scenario *s, const player *p);
 void rg_scenario_request_ends(scenario *s, player *p);
 /* What such requests usually launch, 0 if they are not alike. */
 uint32_t rg_scenario_usual(const player *p);
+/* Of which kind the one that is under way is, or was the last (rg_requests_kind). */
+uint64_t rg_scenario_kind(scenario *s, const player *p);
 
 /* ---- scenario-agent.c */
 

@@ -126,6 +126,11 @@ void rg_scenario_request_ends(scenario *s, player *p)
     rg_requests_end(m, 0, rg_policy_waited((p->wait_ns - p->busy_ns) / RG_WAITED_NS, (s->now - p->wait_ns) / RG_WAITED_NS));
 }
 
+uint64_t rg_scenario_kind(scenario *s, const player *p)
+{
+    return rg_requests_kind(member_of(s, p), 0);
+}
+
 uint32_t rg_scenario_usual(const player *p)
 {
     uint32_t usual = atomic_load(&p->share->usual_launches);

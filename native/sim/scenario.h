@@ -63,10 +63,10 @@ typedef enum {
     RG_SCENARIO_PREEMPT,    /* together, with slices of their own, or suspended; where the GPU has no time slices, with stops (native/stop.c) */
 } rg_scenario_mode;
 
-/* A busy period of a high client: when it began, how long it worked, and how long it then waited for all its work. */
+/* A busy period of a high client: of which kind (rg_requests_kind), when it began, how long it worked, and how long it then waited for all its work. */
 typedef struct {
     uint32_t client;
-    uint64_t began_ns, worked_ns, waited_ns;
+    uint64_t kind, began_ns, worked_ns, waited_ns;
 } rg_scenario_wait;
 enum { RG_SCENARIO_WAITS = 256 }; /* of a tick; what is more is left out */
 

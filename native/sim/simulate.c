@@ -254,7 +254,7 @@ static void read_description(description *d)
 
 /*
  * One tick: out goes {"launches": n, "launched": [n of a client, ...], "starved": n, "requests": [[bucket, count], ...], "waits": [[client,
- * began ns, worked ns, waited ns], ...]}, in comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us share_period_us hold turns" of
+ * kind, began ns, worked ns, waited ns], ...]}, in comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us share_period_us hold turns" of
  * eleven numbers, or "keep hold turns", which leaves the settings as they are. Each client's bit in `turns` says that it waits for its turn.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
@@ -275,8 +275,8 @@ static int on_tick(void *user, rg_scenario_tick *t)
         }
     printf("],\"waits\":[");
     for (uint32_t i = 0; i < t->wait_count; i++)
-        printf("%s[%u,%" PRIu64 ",%" PRIu64 ",%" PRIu64 "]", i ? "," : "", t->waits[i].client, t->waits[i].began_ns,
-               t->waits[i].worked_ns, t->waits[i].waited_ns);
+        printf("%s[%u,%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 "]", i ? "," : "", t->waits[i].client, t->waits[i].kind >> 12, t->waits[i].began_ns,
+               t->waits[i].worked_ns, t->waits[i].waited_ns); /* of a kind as much as a number of JavaScript holds */
     puts("]}");
     fflush(stdout);
     if (!read_line(line, &rest))

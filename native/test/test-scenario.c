@@ -822,6 +822,23 @@ static void test_waits(void)
     EQUAL(told[0].client, 0);
     EQUAL(told[0].worked_ns, 32 * US); /* two launches of 1 us, and the host gap before the second */
     EQUAL(told[0].worked_ns + told[0].waited_ns, r[0].p50_ns);
+    EQUAL(told[0].kind, 0); /* all are of one */
+    /* Of two kinds that begin with another kernel, drawn by seed 1: 0, 1, 0, 1. */
+    rg_profile kinds[2] = {high, profile_of("k,kernel,0,2,1,1,32,1,1,16,0,0,50000,0\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n")};
+    clients[0].profiles = kinds;
+    clients[0].profile_count = 2;
+    clients[0].draw_seed = 1;
+    clients[0].mean_gap_ns = 100 * US;
+    clients[0].iterations = 4;
+    told_count = 0;
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(told_count, 4);
+    for (int i = 0; i < 4; i++) {
+        HOLDS(told[i].kind != 0);
+        HOLDS((told[i].kind == told[0].kind) == (i % 2 == 0));
+        HOLDS((told[i].kind == told[1].kind) == (i % 2 == 1));
+    }
+    rg_profile_free(&kinds[1]);
     rg_profile_free(&high);
     rg_profile_free(&low);
 }
