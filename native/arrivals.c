@@ -73,7 +73,7 @@ typedef struct {
     uint16_t amid;    /* whose request is not over yet; 0: none */
     enum when when;
     bool watched, is_new;
-    bool asked;       /* whether there is something that the program has not read, which comes as an event */
+    uint32_t asked;   /* whether there is something that the program has not read, which comes as an event of that turn; 0: it is not */
     uint32_t useless; /* arrivals since something was foreseen by one */
     uint32_t file;    /* of those that have had this number which one it is, with what comes to it */
     uint64_t paused_until;
@@ -96,6 +96,8 @@ static uint16_t pending[PENDING]; /* those at which something came */
 static uint32_t pendings, useless;
 static uint64_t paused_until;
 static int own = -1, wakes = -1; /* epoll, and an eventfd in it; -1: none */
+static uint32_t turn; /* in which it is looked what has arrived */
+static bool asks; /* what was asked since the last one is there at once */
 static bool stale; /* the epoll has files that are not at their number any more */
 static pthread_t thread;
 static _Atomic uint32_t started, stopping, over, wanted, told;
@@ -221,7 +223,7 @@ static void scan(uint64_t now_ns)
         if (set(EPOLL_CTL_ADD, fd, &e)) { /* else it is already */
             at->file++;
             at->watched = at->is_new = true;
-            at->asked = false;
+            at->asked = 0;
         }
     }
 }
@@ -341,7 +343,10 @@ static void ask(uint32_t fd)
     source *s = &sources[fd];
     bool closed;
     struct epoll_event e = {.events = events_of((int)fd, &closed), .data.u64 = (uint64_t)s->file << 32 | fd};
-    s->asked = s->watched && e.events && set(EPOLL_CTL_MOD, (int)fd, &e);
+    if (s->watched && e.events && set(EPOLL_CTL_MOD, (int)fd, &e)) {
+        s->asked = turn + 1;
+        asks = true;
+    }
 }
 
 /* Amid a request: whether it follows at once is seen by what those did before. */
@@ -416,8 +421,7 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
         stale = true;
         return;
     }
-    bool asked = s->asked;
-    s->asked = false;
+    bool asked = s->asked == turn;
     if (asked && !unread)
         return;
     if (s->is_new || is_past()) { /* new: it was ready as it was added */
@@ -432,6 +436,8 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
     }
     each_of_the_process(is_at_one, &a);
     enum when when = a.busy ? AMID : a.just_now ? AFTER : IDLE;
+    if (asked && when == IDLE)
+        return; /* what is left unread after that is no request that waited for its turn */
     if (s->came_ns && !(s->when == AFTER && when == IDLE))
         return; /* more of the same */
     if (s->came_ns) {
@@ -481,6 +487,9 @@ static bool look(void)
     uint64_t now = rg_clock_ns();
     look_back(now);
     uint64_t next = come(now), left = next == UINT64_MAX ? BEAT_MS * 1000000ull : next > now ? next - now : 0;
+    left = asks ? 0 : left;
+    asks = false;
+    turn++;
     struct timespec t = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
     if (ppoll(&p, 1, &t, NULL) < 0 || (p.revents & (POLLNVAL | POLLERR)))
         return false;

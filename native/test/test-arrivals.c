@@ -178,6 +178,32 @@ static void foresees_what_has_come_before_another_began(void)
     done();
 }
 
+/* What is left over, which the program does not read before the next one, is none that has come: each is foreseen, and nothing else. */
+static void foresees_where_something_is_left_unread(void)
+{
+    enum { MANY = 10 };
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    send_one(c);
+    int in_a_row = 0;
+    for (int i = 0; i < 800 && in_a_row < MANY; i++) {
+        uint64_t before = foreseen();
+        send_one(c);
+        receive_one(c);
+        usleep(i % 4 ? 30000 + i % 7 * 1500 : 10000); /* most begin long before it is looked whether they have */
+        bool only = foreseen() > before;
+        launch(spin, NULL, 500000);
+        before = foreseen();
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+        usleep(60000); /* for longer than another one would be waited for */
+        in_a_row = only && foreseen() == before ? in_a_row + 1 : 0;
+        beat();
+    }
+    CHECK_EQUAL(in_a_row, MANY);
+    done();
+}
+
 /* And has streams stop, with the GPU there before the launch. */
 static void has_streams_stop(void)
 {
@@ -643,6 +669,7 @@ int main(int argc, char **argv)
     RUN(foresees_what_comes_right_after_a_request);
     RUN(foresees_what_comes_amid_one);
     RUN(foresees_what_has_come_before_another_began);
+    RUN(foresees_where_something_is_left_unread);
     RUN(has_streams_stop);
     RUN(has_none_go_on_between_two);
     RUN(not_past_rigel);
