@@ -74,6 +74,7 @@ typedef struct {
     enum when when;
     bool watched, is_new;
     uint32_t asked;   /* whether there is something that the program has not read, which comes as an event of that turn; 0: it is not */
+    bool found;       /* what has come was found so */
     uint32_t useless; /* arrivals since something was foreseen by one */
     uint32_t file;    /* of those that have had this number which one it is, with what comes to it */
     uint64_t paused_until;
@@ -412,6 +413,13 @@ static void look_back(uint64_t now_ns)
     pendings = kept;
 }
 
+/* Whether what comes takes the place of what came before. So it does where that was unread, and such are known to be no sign of the next request. */
+static bool takes_its_place(const source *s, enum when when)
+{
+    bool no_sign = s->had[s->when].n >= RG_POLICY_ARRIVALS / 2 && !s->due_ns && !s->look_ns;
+    return (s->when == AFTER && when == IDLE) || (s->found && when != AMID && no_sign);
+}
+
 /* `unread`: there is something that the program has not read. */
 static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
 {
@@ -438,16 +446,19 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
     enum when when = a.busy ? AMID : a.just_now ? AFTER : IDLE;
     if (asked && when == IDLE)
         return; /* what is left unread after that is no request that waited for its turn */
-    if (s->came_ns && !(s->when == AFTER && when == IDLE))
+    if (s->came_ns && !takes_its_place(s, when))
         return; /* more of the same */
     if (s->came_ns) {
-        came_to(s, RG_POLICY_NEVER, 0);
+        if (!s->found)
+            came_to(s, RG_POLICY_NEVER, 0);
+        forget(s);
     } else if (pendings < PENDING) {
         pending[pendings++] = (uint16_t)fd;
     } else {
         return;
     }
     s->came_ns = now_ns;
+    s->found = asked;
     s->when = when;
     s->amid = a.busy;
     if (s->amid)
