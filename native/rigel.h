@@ -51,9 +51,9 @@ void rigel_request_end(void);
 /*
  * rigel_request_coming: a request has come in that the thread's client, a high one, launches within a millisecond (it is decoding what it got,
  * say); best some 0.15 ms before the launch. Best-effort work begins to make way, and the GPU to come over, which takes 0.14 ms, as if the request had
- * begun; but for no longer than four times the setting stay_us (1 ms) from when it is there, and where that has passed before the launch more and more
- * rarely. For requests that launch all they have at once, as CUDA graphs do, and keep the GPU busy, in time slices, where best-effort streams stop
- * (docs/how-it-works.md); else it does nothing. Takes some 10 us. Reports nothing, and needs no end. Not from a signal handler.
+ * begun; but for no longer than six times the setting stay_us (1.5 ms) from when it is there, and where that has passed before the launch twice in a row,
+ * more and more rarely. For requests that launch all they have at once, as CUDA graphs do, and keep the GPU busy, in time slices, where best-effort
+ * streams stop (docs/how-it-works.md); else it does nothing. Takes some 10 us. Reports nothing, and needs no end. Not from a signal handler.
  */
 void rigel_request_coming(void);
 
