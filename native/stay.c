@@ -277,7 +277,8 @@ static void was_in_vain(uint32_t device, uint32_t why)
 {
     enum { MOST = 10 };
     uint32_t n = atomic_fetch_add(&stays[device].in_vain[why], 1) + (why != ANNOUNCED);
-    atomic_store(&stays[device].skip[why], n ? 1u << (n < MOST ? n : MOST) : 0);
+    if (n)
+        atomic_store(&stays[device].skip[why], 1u << (n < MOST ? n : MOST));
 }
 
 /* Whether this one is left out for that. Under `taken`. */
