@@ -43,6 +43,9 @@ const QUANTILES = [0.5, 0.75, 0.9, 0.95, 0.99] as const;
 const ABOVE = 2;
 /** Requests alone whose median wait is expected of one like them. */
 const NEAREST = 11;
+/** So few do, if they are alike: durations next to each other by so much, in parts of the shortest. */
+const FEW = 3;
+const ALIKE = 0.05;
 /** For how much less or more work than any of them had, in parts of what that one took, something is said. */
 const BEYOND = 0.03;
 /** So many requests alone, next to each other by work, have one slope. */
@@ -100,6 +103,8 @@ export class Waits {
 interface Known {
   readonly list: readonly Wait[];
   readonly slopes: readonly number[];
+  /** So many tell what one more would take. */
+  readonly enough: number;
   /** Those with most work wait next to nothing. */
   readonly little: boolean;
 }
@@ -143,9 +148,9 @@ export class Alone {
     wait: Wait,
     { except, orLess = false }: { except?: Wait; orLess?: boolean },
   ): Pair | undefined {
-    const { list, slopes, little } = known ?? { list: [], slopes: [], little: false };
+    const { list, slopes, enough, little } = known ?? { list: [], slopes: [], enough: 0, little: false };
     const [least, most] = [list[0], list.at(-1)];
-    if (!least || !most || list.length <= NEAREST) return undefined;
+    if (!least || !most || list.length <= enough) return undefined;
     const isLess = wait.worked_ms < least.worked_ms - BEYOND * duration_ms(least);
     if (isLess && !orLess) return undefined;
     // With still more work nothing waits longer: where that was next to nothing already, it is no more now.
@@ -176,7 +181,10 @@ function knownOf(waits: readonly Wait[]): Known {
   const parts = Array.from({ length: Math.ceil(list.length / PART) }, (_, i) => i * PART);
   const slopes = parts.map((at) => slopeAround(list, at + PART / 2));
   const last_ms = median(list.slice(-NEAREST).map(({ waited_ms }) => waited_ms));
-  return { list, slopes, little: last_ms <= BEYOND * (list.at(-1)?.worked_ms ?? 0) };
+  const durations = list.map(duration_ms);
+  const isAlike = Math.max(...durations) <= (1 + ALIKE) * Math.min(...durations);
+  const enough = isAlike ? FEW : NEAREST;
+  return { list, slopes, enough, little: last_ms <= BEYOND * (list.at(-1)?.worked_ms ?? 0) };
 }
 
 /** What began so soon after the one before, in parts of that one, had been waiting for it. */

@@ -163,35 +163,39 @@ describe("delay", () => {
     expect(within(0.35)).toBe(0); // a tenth
   });
 
-  test("of requests of several kinds each is compared with its own, where enough of that are known", () => {
+  test("of requests of several kinds each is compared with its own, where enough of that are known, and few where those are alike", () => {
     const noise = random(13);
     // From a graph for each size of a batch: the program's work says nothing of what it takes.
-    const times_ms = [3.1, 3.5, 4.7];
-    const batch = (i: number, delay_ms: number): Wait => {
-      const kind = Math.floor(noise() * 3);
+    const batch = (kinds: number, i: number, delay_ms: number): Wait => {
+      const kind = Math.floor(noise() * kinds);
       const worked_ms = 0.1 + 0.2 * noise();
-      const waited_ms = (times_ms[kind] ?? 0) * (1 + 0.01 * noise()) - worked_ms + delay_ms;
+      const waited_ms = 3 * (1 + kind / kinds) * (1 + 0.01 * noise()) - worked_ms + delay_ms;
       return { client: 0, kind: 100 + kind, began_ms: 20 * i, worked_ms, waited_ms };
     };
-    const verdicts = (
-      told: (waits: Wait[]) => Wait[],
-      delay_ms: number,
-    ): Record<"within" | "over" | "unknown", number> => {
-      const counts = { within: 0, over: 0, unknown: 0 };
+    const verdicts = (kinds: number, told: (waits: Wait[]) => Wait[], delay_ms: number): Record<string, number> => {
+      const counts: Record<string, number> = {};
       for (let n = 0; n < 20; n++) {
-        const alone = new Alone(told(many(60, (i) => batch(i, 0))));
-        counts[delay(told(many(60, (i) => batch(i, delay_ms))), alone, 1.05, 20).verdict]++;
+        const alone = new Alone(told(many(kinds === 16 ? 120 : 60, (i) => batch(kinds, i, 0))));
+        const { verdict } = delay(told(many(60, (i) => batch(kinds, i, delay_ms))), alone, 1.05, 20);
+        counts[verdict] = (counts[verdict] ?? 0) + 1;
       }
       return counts;
     };
-    expect(verdicts((waits) => waits, 0).within).toBeGreaterThanOrEqual(19);
-    expect(verdicts((waits) => waits, 0.4).over).toBeGreaterThanOrEqual(19);
-    expect(verdicts(ofNoKind, 0).within).toBeLessThan(15);
-    // Of a kind of which few are known: by all of the client's, as where kinds are not known.
-    const alone = new Alone(many(60, (i) => ({ ...batch(i, 0), kind: i })));
+    // Of 16 kinds 7 each are known, by and large: of some too few to tell.
+    for (const [kinds, least] of [
+      [3, 19],
+      [8, 15],
+      [16, 13],
+    ] as const) {
+      expect(verdicts(kinds, (waits) => waits, 0)["within"]).toBeGreaterThanOrEqual(least);
+      expect(verdicts(kinds, (waits) => waits, 0.4)["over"]).toBeGreaterThanOrEqual(least);
+    }
+    expect(verdicts(3, ofNoKind, 0)["within"] ?? 0).toBeLessThan(15);
+    // Of a kind of which next to nothing is known: by all of the client's, as where kinds are not known.
+    const alone = new Alone(many(60, (i) => ({ ...batch(3, i, 0), kind: i })));
     expect(
       delay(
-        many(60, (i) => batch(i, 0)),
+        many(60, (i) => batch(3, i, 0)),
         alone,
         1.05,
         20,
