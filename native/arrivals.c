@@ -73,7 +73,7 @@ typedef struct {
     uint16_t amid;    /* whose request is not over yet; 0: none */
     enum when when;
     bool watched, is_new;
-    uint32_t asked;   /* whether there is something that the program has not read, which comes as an event of that turn; 0: it is not */
+    uint32_t asked;   /* in that turn an event says whether there is something that the program has not read; 0: it was not asked */
     bool found;       /* what has come was found so */
     uint32_t useless; /* arrivals since something was foreseen by one */
     uint32_t file;    /* of those that have had this number which one it is, with what comes to it */
@@ -449,9 +449,10 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
     if (s->came_ns && !takes_its_place(s, when))
         return; /* more of the same */
     if (s->came_ns) {
-        if (!s->found)
+        if (s->found)
+            forget(s);
+        else
             came_to(s, RG_POLICY_NEVER, 0);
-        forget(s);
     } else if (pendings < PENDING) {
         pending[pendings++] = (uint16_t)fd;
     } else {

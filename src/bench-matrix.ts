@@ -178,7 +178,7 @@ const TRIPLE = "resnet50+resnet50-train+gpt2-train";
 /** Every pair that can run here, most telling first, and the triple. */
 export function allPairs(simulated: boolean): Pair[] {
   const first = ["resnet50+resnet50-train", "bert+gpt2-train"];
-  const product = namesOf("high").flatMap((high) => namesOf("best-effort").map((best) => `${high}+${best}`));
+  const product = namesOf("high").flatMap((high) => pairsOf(high, simulated));
   return [...new Set([...first, ...product, TRIPLE])]
     .map((name) => pairOf(name))
     .filter(({ high, best }) => !simulated || [high, ...best].every(({ profile }) => profile !== undefined));

@@ -34,7 +34,10 @@ interface Exit {
 
 /** After how long what was told to end is killed. */
 const GRACE_ms = 5000;
-/** After how long it gets SIGTERM, if the first signal was a terminal's: as late as leaves time for that, since what handles the first one may take its time. */
+/**
+ * After how long it gets SIGTERM, if the first signal was a terminal's: as late as leaves time for that, since what handles the first one may take
+ * its time.
+ */
 const TERM_ms = 4000;
 /** How often it is looked whether what was told to end has. */
 const LOOK_ms = 50;

@@ -134,8 +134,8 @@ export class Alone {
   }
 
   /**
-   * A request beside what it would have been alone; nothing where too little is known of its client's alone, or nothing of
-   * requests with as much work. `orLess`: of one with less work than any of those, at least so much, if it is the same request on a host that is
+   * A request beside what it would have been alone, by those of its kind, or where they do not tell by all of its client's; nothing where too little
+   * is known of those, or nothing of requests with as much work. `orLess`: of one with less work than any of those, at least so much, if it is the same request on a host that is
    * faster: neither its program nor what it then waits for gains by more than the launches do.
    */
   pair(wait: Wait, how: { except?: Wait; orLess?: boolean } = {}): Pair | undefined {

@@ -612,7 +612,7 @@ describe("signals", () => {
     // As programs do that a shell starts in the background.
     const work = `trap '' INT; trap 'echo told; exit 7' TERM; echo ready; while :; do sleep 0.1; done`;
     const path = config([{ name: "a", class: "high", command: ["sh", "-c", work] }]);
-    // It has two seconds: where that was not enough, as on a busy machine, it is tried again.
+    // It has a second: where that was not enough, as on a busy machine, it is tried again.
     let said = "";
     let report;
     for (let tries = 0; tries < 5 && !said.includes("a | told"); tries++) {
