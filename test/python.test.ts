@@ -126,24 +126,30 @@ describe.skipIf(python === null)("import rigel", () => {
     );
   });
 
-  test("workload.py --alternate: of each two requests one goes past Rigel, and the log says which", async () => {
-    const { own, stderr } = await launched("alternate", { class: "high" });
-    const past = z.array(z.boolean()).parse(returnedIn(stderr));
-    expect(past).toHaveLength(40);
-    const firsts = past.filter((_, index) => index % 2 === 0);
-    expect(past.filter((_, index) => index % 2 === 1)).toEqual(firsts.map((first) => !first));
-    expect(new Set(firsts).size).toBe(2);
-    // Three to warm up, and twenty of the forty.
-    expect(own).toBe(23);
-    using scratch = new Scratch();
-    const config = scratch.file("jobs.json", {
-      device: "simulated",
-      clients: [{ name: "program", class: "best-effort", command: [python, program, "alternate"] }],
-    });
-    const refused = await rigel("launch", config);
-    expect(refused.stderr).toContain("workload: --alternate: Rigel cannot be bypassed here");
-    expect(refused.status).not.toBe(0);
-  });
+  test.each([
+    ["of its own", "alternate"],
+    ["over a connection", "answer"],
+  ])(
+    "workload.py --alternate: of each two requests %s one goes past Rigel, and the log says which",
+    async (_, part) => {
+      const { own, stderr } = await launched(part, { class: "high" });
+      const past = z.array(z.boolean()).parse(returnedIn(stderr));
+      expect(past).toHaveLength(40);
+      const firsts = past.filter((_past, index) => index % 2 === 0);
+      expect(past.filter((_past, index) => index % 2 === 1)).toEqual(firsts.map((first) => !first));
+      expect(new Set(firsts).size).toBe(2);
+      // Three to warm up, and twenty of the forty.
+      expect(own).toBe(23);
+      using scratch = new Scratch();
+      const config = scratch.file("jobs.json", {
+        device: "simulated",
+        clients: [{ name: "program", class: "best-effort", command: [python, program, part] }],
+      });
+      const refused = await rigel("launch", config);
+      expect(refused.stderr).toContain("workload: --alternate: Rigel cannot be bypassed here");
+      expect(refused.status).not.toBe(0);
+    },
+  );
 
   test("clients of several processes' threads are told apart, whatever their names", async () => {
     using scratch = new Scratch();

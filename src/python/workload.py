@@ -120,8 +120,8 @@ def arguments(argv=None):
         parser.error("--prepare is for --mode infer of images")
     if args.announce and (args.mode != "infer" or args.decode):
         parser.error("--announce is for --mode infer without --decode")
-    if args.served and (args.mode != "infer" or args.decode or args.alternate is not None or args.closed):
-        parser.error("--served is for --mode infer without --decode, --alternate and --closed")
+    if args.served and (args.mode != "infer" or args.decode or args.closed):
+        parser.error("--served is for --mode infer without --decode and --closed")
     if args.gpu_time and args.mode != "infer":
         parser.error("--gpu-time is for --mode infer")
     if args.alternate is not None and (args.mode != "infer" or args.gpu_time):
@@ -708,12 +708,15 @@ class Clients:
                 pass
         os._exit(0)
 
-    def requests(self, start, late_s, stop, to):
+    def requests(self, start, late_s, stop, to, before_each):
         """When each fell due, once its input has come to that of its kind in `to`; of which kind it is says `kinds`."""
         head = bytearray(self.DUE.size)
         with contextlib.suppress(ConnectionError):
             self.connection.sendall(self.ORDER.pack(start, late_s) + b"".join(self.LENGTH.pack(len(one)) for one in to))
-            while self._fill(memoryview(head), stop):
+            while True:
+                before_each()
+                if not self._fill(memoryview(head), stop):
+                    return
                 due, self._kind = self.DUE.unpack(head)
                 if not self._fill(to[self._kind], stop):
                     return
@@ -765,7 +768,7 @@ def serve(work, args, stop, clients=None):
         requests = due_here(args, start, late_s, stop, switch.next)
     else:
         work.turn = clients.kinds()
-        requests = clients.requests(start, late_s, stop, work.inputs())
+        requests = clients.requests(start, late_s, stop, work.inputs(), switch.next)
     for due in requests if args.requests != 0 else ():
         output = work.request()
         served.append((due, time.perf_counter() - start - due))
