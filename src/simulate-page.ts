@@ -2,7 +2,7 @@
  * simulate-page.ts: a prediction as one HTML page that loads nothing from elsewhere, in the manner of bench-page.ts.
  */
 
-import { STYLE, WIDTH, at, bars, colour, decades, figure, grid, number, steps, text } from "./bench-page.ts";
+import { STYLE, WIDTH, at, bars, colour, decades, figure, grid, number, steps, text } from "./plot.ts";
 import { worst_p99 } from "./simulate-text.ts";
 import type { Point, PredictedWay, Prediction } from "./simulate.ts";
 
@@ -30,10 +30,15 @@ function single(value: number | null) {
 }
 
 function wayPlots({ ways }: Point): string[] {
-  const rows = ways.map((way) => ({ ...way, method: "anew" }));
+  const named = (value: (way: PredictedWay) => number | null) =>
+    ways.map((way) => ({ name: way.way, spread: single(value(way)) }));
   return [
-    bars("p99 latency over p99 alone (1 is no change; lower is better)", rows, (row) => single(worst_p99(row)), "log"),
-    bars("Best-effort throughput over throughput alone (higher is better)", rows, (row) => single(row.share), "linear"),
+    bars("p99 latency over p99 alone (1 is no change; lower is better)", named(worst_p99), "log"),
+    bars(
+      "Best-effort throughput over throughput alone (higher is better)",
+      named(({ share }) => share),
+      "linear",
+    ),
   ];
 }
 
