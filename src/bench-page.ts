@@ -5,20 +5,22 @@
  */
 
 import {
-  type BenchDocument,
   MPS_COST_TEXT,
   SOLO_HEADER,
   SOLO_TEXT,
+  type Shown,
   circumstances,
   mpsCostText,
   soloCells,
   wayOf,
 } from "./bench-report.ts";
+import { overview } from "./bench-overview.ts";
 import { ALONE, type Row, type Sample, type Spread, ascending, pairedRatios, quantile } from "./bench-stats.ts";
 import { STYLE, WIDTH, at, bars, colour, decades, figure, grid, number, text } from "./plot.ts";
 
-export function page(document: BenchDocument): string {
-  const { rows, simulated, pairs, failures, notes } = document;
+export function page(shown: Shown): string {
+  const { of, rows, simulated, pairs, failures, notes } = shown;
+  const { name: device } = of[0].device;
   const sections = pairs.flatMap(({ name, high, best }) => {
     const own = rows.filter((row) => row.pair === name);
     if (own.length === 0) return [];
@@ -27,20 +29,21 @@ export function page(document: BenchDocument): string {
       `<section><h2>${text(name)}</h2><p>${text(high)}, beside ${text(best.join(" and "))}.</p><div class="plots">`,
       bars("p99 latency over p99 alone (1 is no change; lower is better)", named(compared, "p99_ratio"), "log"),
       bars("Best-effort throughput over throughput alone (higher is better)", named(compared, "share"), "linear"),
-      distribution(document, name),
+      distribution(shown, name),
       `</div>${table(own)}</section>`,
     ];
   });
   const mark = simulated ? '<p class="mark">Simulated: a model of a GPU, no measurement of one.</p>' : "";
   return `<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Rigel benchmark: ${text(document.device.name)}</title><style>${STYLE}</style></head><body>
-<h1>Sharing one GPU: ${text(document.device.name)}</h1>
-${mark}<ul>${circumstances(document)
+<title>Rigel benchmark: ${text(device)}</title><style>${STYLE}</style></head><body>
+<h1>Sharing one GPU: ${text(device)}</h1>
+${mark}<ul>${circumstances(of)
     .map((one) => `<li>${text(one)}</li>`)
     .join("")}</ul>
+${overview(rows)}
 ${sections.join("\n")}
-${soloTable(document)}
+${soloTable(shown)}
 ${failures.length > 0 ? `<section><h2>Failed</h2>${failures.map(failure).join("")}</section>` : ""}
 ${notes.length > 0 ? `<section><h2>Notes</h2><ul>${notes.map((note) => `<li>${text(note)}</li>`).join("")}</ul></section>` : ""}
 </body></html>
@@ -54,7 +57,7 @@ function named(rows: readonly Row[], value: "p99_ratio" | "share"): { name: stri
 /* ---- Distribution of latencies */
 
 /** Of every way, the part of the requests (upwards) that took no longer than so many ms (to the right, logarithmic). */
-function distribution({ measurements, rows }: BenchDocument, pair: string): string {
+function distribution({ measurements, rows }: Shown, pair: string): string {
   const ways = rows.filter((row) => row.pair === pair);
   const curves = ways.flatMap((row) => {
     const own = measurements.filter((one) => one.pair === pair && one.way === row.way && one.method === row.method);
@@ -159,14 +162,15 @@ function aloneOr(value: Spread | null, over?: number): string {
   return value ? `${number(value.median)}${mpsCostText(over)}` : "";
 }
 
-function soloTable({ solo, options }: BenchDocument): string {
+function soloTable({ solo, of: [document] }: Shown): string {
   if (solo.length === 0) return "";
+  const { rate_per_s } = document.options;
   const rows = solo.map((one) => [text(one.program), ...soloCells(one)]);
   const plots = solo.map(({ program, samples, settle_s }) => {
     const counted = (of: readonly (readonly Sample[])[]): number[] =>
       latencies(of.flat().filter(([due_s]) => due_s >= settle_s));
     return [
-      pairsOverTime(program, pairedRatios(samples, { rate_per_s: options.rate_per_s, settle_s })),
+      pairsOverTime(program, pairedRatios(samples, { rate_per_s, settle_s })),
       curvesOf([
         { name: `${program}, bare`, sorted: counted(samples.bare), colour: "var(--ink)" },
         { name: `${program}, under Rigel`, sorted: counted(samples.rigel), colour: colour(0) },
@@ -219,6 +223,6 @@ function extremes(value: Spread | null): string {
   return `${number(value.median)}${between}`;
 }
 
-function failure({ title, problem, output }: BenchDocument["failures"][number]): string {
+function failure({ title, problem, output }: Shown["failures"][number]): string {
   return `<h3>${text(title)}</h3><p>${text(problem)}</p><pre>${text(output.join("\n"))}</pre>`;
 }

@@ -75,29 +75,82 @@ function queueNotes(rows: readonly Row[], { rate_per_s, arrivals }: Load): strin
   ];
 }
 
-/** Where and how the numbers came about, a line each. */
-export function circumstances(document: BenchDocument): string[] {
-  const { device, simulated, driver, versions, host, options, gpu_times, runs, done } = document;
-  const stack = Object.entries(versions).map(([name, version]) => `${name} ${version}`);
-  const { rate_per_s, arrivals, seed, rounds, duration_s } = options;
-  return [
-    `${device.name}${simulated ? ": a model, no measurement of a GPU" : ""}${driver ? `, driver ${driver}` : ""}`,
-    stack.join(", "),
-    `${host.processors} x ${host.processor}, Linux ${host.kernel}`,
-    `${arrivals} arrivals at ${rate_per_s}/s, seed ${seed}, ` +
-      `${options.solo ? `${duration_s} s in all` : `${rounds} ${rounds === 1 ? "round" : "rounds"} of ${duration_s} s a way`}, ` +
-      `begun ${document.started}`,
-    ...gpu_times.map(
-      ({ program, gpu_ms, source }) =>
-        `ceiling for ${program}: ${gpu_ms.toFixed(3)} ms of the GPU a request (${source})`,
-    ),
-    ...(done < runs ? [`ended after ${done} of ${runs} runs`] : []),
-  ];
+/** Where and how the numbers of one document came about. */
+export type Circumstances = Pick<
+  BenchDocument,
+  "started" | "device" | "simulated" | "driver" | "versions" | "host" | "gpu_times" | "runs" | "done"
+> & {
+  options: Pick<BenchResult["options"], "rate_per_s" | "seed" | "rounds" | "duration_s" | "solo"> & {
+    arrivals: string;
+  };
+};
+
+/** What a table and a page are made of: of one document, or of several, whose pairs are not the same. */
+export type Shown = Pick<BenchDocument, "simulated" | "pairs" | "rows" | "solo" | "failures" | "notes"> & {
+  of: readonly [Circumstances, ...Circumstances[]];
+  measurements: readonly Pick<BenchDocument["measurements"][number], "pair" | "way" | "method" | "requests">[];
+};
+
+export function shownOf(document: BenchDocument): Shown {
+  return { ...document, of: [document] };
 }
 
-export function markdown(document: BenchDocument): string {
-  const { rows, solo, failures, notes } = document;
-  const parts: string[][] = [circumstances(document).map((line) => `- ${line}`)];
+/** The JSON document of several: where each came about, and their rows; not the requests that these are made of. */
+export function togetherOf({ of, simulated, pairs, rows, failures, notes }: Shown): object {
+  const documents = of.map((one) => {
+    const { started, device, driver, versions, host, options, gpu_times, runs, done } = one;
+    return { started, device, driver, versions, host, options, gpu_times, runs, done };
+  });
+  return { schema: 2, simulated, documents, pairs, rows, failures, notes };
+}
+
+/** A line each; what several documents say alike is said once. */
+export function circumstances(of: readonly Circumstances[]): string[] {
+  const started = of.map((one) => one.started).toSorted();
+  const [first = "", last = ""] = [started[0], started.at(-1)];
+  const [done, runs] = (["done", "runs"] as const).map((key) => of.reduce((sum, one) => sum + one[key], 0));
+  const lines = [
+    of.map(
+      ({ device, simulated, driver }) =>
+        `${device.name}${simulated ? ": a model, no measurement of a GPU" : ""}${driver ? `, driver ${driver}` : ""}`,
+    ),
+    [versionsOf(of)],
+    of.map(({ host }) => `${host.processors} x ${host.processor}, Linux ${host.kernel}`),
+    of.map(({ options: { rate_per_s, arrivals, seed, rounds, duration_s, solo } }) => {
+      const measured = solo
+        ? `${duration_s} s in all`
+        : `${rounds} ${rounds === 1 ? "round" : "rounds"} of ${duration_s} s a way`;
+      return `${arrivals} arrivals at ${rate_per_s}/s, seed ${seed}, ${measured}`;
+    }),
+    [`begun ${first === last ? first : `from ${first} to ${last}`}`],
+    ceilings(of.flatMap(({ gpu_times }) => gpu_times)),
+    done === runs ? [] : [`ended after ${done} of ${runs} runs`],
+  ];
+  return lines.flatMap((alike) => [...new Set(alike)]);
+}
+
+/** Of each program all that it had. */
+function versionsOf(of: readonly Circumstances[]): string {
+  const all = Map.groupBy(
+    of.flatMap(({ versions }) => Object.entries(versions)),
+    ([name]) => name,
+  );
+  return [...all]
+    .map(([name, found]) => `${name} ${[...new Set(found.map(([, version]) => version))].join(" or ")}`)
+    .join(", ");
+}
+
+function ceilings(times: Circumstances["gpu_times"]): string[] {
+  return [...Map.groupBy(times, ({ program, source }) => JSON.stringify([program, source])).values()].map((alike) => {
+    const ms = alike.map(({ gpu_ms }) => gpu_ms).toSorted((a, b) => a - b);
+    const [least, most] = [ms[0], ms.at(-1)].map((one) => one?.toFixed(3));
+    const said = least === most ? least : `${least} to ${most}`;
+    return `ceiling for ${alike[0]?.program}: ${said} ms of the GPU a request (${alike[0]?.source})`;
+  });
+}
+
+export function markdown({ of, rows, solo, failures, notes }: Shown): string {
+  const parts: string[][] = [circumstances(of).map((line) => `- ${line}`)];
   if (rows.length > 0)
     parts.push(
       table(

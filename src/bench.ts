@@ -34,7 +34,9 @@ import {
   chooseWays,
   isLive,
 } from "./bench-matrix.ts";
-import { type BenchDocument, type BenchResult, documentOf, markdown } from "./bench-report.ts";
+import { readDocuments } from "./bench-from.ts";
+import { overviewPicture } from "./bench-overview.ts";
+import { type BenchResult, type Shown, documentOf, markdown, shownOf, togetherOf } from "./bench-report.ts";
 import { page } from "./bench-page.ts";
 import { Interrupted, RunFailed, Runner } from "./bench-run.ts";
 import { ALONE, ARRIVALS, type Arrivals } from "./bench-stats.ts";
@@ -71,6 +73,8 @@ interface Flags {
   json?: string;
   html?: string;
   markdown?: string;
+  svg?: string;
+  from?: [string, ...string[]];
 }
 
 /** What a benchmark without --pairs may take. */
@@ -83,6 +87,7 @@ Examples:
   rigel bench --solo --pairs all                       what Rigel costs each program with nothing beside it
   rigel bench --pairs resnet50+resnet50-train --ways "time slicing;rigel priority" --rounds 1 --html report.html
   rigel bench --policies none,gentle --policy-json 'gentle={"name":"priority","inflight":2}'
+  rigel bench --from first.json second.json --svg pairs.svg   of two runs, as on two GPUs of a host, one table and picture
 
 Pairs are a high and one or more best-effort programs:
   high         resnet50, bert; resnet50-graph, bert-graph: the same as one CUDA graph; gpt2-decode;
@@ -166,6 +171,11 @@ export function addBench(program: Command, device: (text: string) => Config["dev
     .option("--json <file>", "write everything measured as JSON; - is standard output")
     .option("--markdown <file>", "write the table as Markdown")
     .option("--html <file>", "write a page with plots")
+    .option("--svg <file>", "write a picture: all pairs at a glance, a line each")
+    .option(
+      "--from <files...>",
+      "instead: the table, page and picture of what --json wrote before, of several files together; measures nothing",
+    )
     .addHelpText("after", EXAMPLES)
     .action(runBench);
 }
@@ -175,13 +185,17 @@ function collect(text: string, previous: string[]): string[] {
 }
 
 /** Before minutes are spent on what could not be written down. */
-async function checkOutputs({ json, html, markdown: md }: Flags): Promise<void> {
+async function checkOutputs({ json, html, markdown: md, svg, from }: Flags): Promise<void> {
   const files = [
     ["--json", json === "-" ? undefined : json],
     ["--markdown", md],
     ["--html", html],
+    ["--svg", svg],
   ] as const;
-  await checkApart(files.map(([option, file]) => ({ option, file })));
+  await checkApart(
+    files.map(([option, file]) => ({ option, file })),
+    from,
+  );
   for (const [option, file] of files) if (file !== undefined) await checkOutput(option, file);
 }
 
@@ -195,6 +209,8 @@ function checkSolo(flags: Flags, command: Command): void {
       "command",
       "rigel bench: expected no --rounds with --solo: --duration says how long it measures",
     );
+  if (given("svg"))
+    throw new RigelError("command", "rigel bench: expected no --svg with --solo: it is a picture of pairs");
   if (given("window"))
     throw new RigelError("command", "rigel bench: expected no --window with --solo: requests alternate one by one");
   for (const name of ["ways", "policies", "policyJson"] as const)
@@ -222,7 +238,27 @@ function checkPin(first: number, copies: number, solo: boolean): void {
   if (!Bun.which("taskset")) throw new RigelError("command", "rigel bench: --pin needs taskset (util-linux)");
 }
 
+/** What else is given says how to measure. */
+function checkFrom(command: Command): void {
+  const read = new Set(["--from", "--json", "--markdown", "--html", "--svg"]);
+  for (const { long } of command.options.filter(
+    (option) => command.getOptionValueSource(option.attributeName()) === "cli",
+  ))
+    if (long !== undefined && !read.has(long))
+      throw new RigelError("command", `rigel bench: expected no ${long} with --from, which measures nothing`);
+}
+
+async function showDocuments(flags: Flags, from: [string, ...string[]], command: Command): Promise<void> {
+  checkFrom(command);
+  await checkOutputs(flags);
+  const shown = await readDocuments(from);
+  const json = (): string => JSON.stringify(togetherOf(shown));
+  print(flags.json === "-" ? json() : markdown(shown));
+  if (!(await write(flags, shown, json))) process.exitCode = 1;
+}
+
 async function runBench(flags: Flags, command: Command): Promise<void> {
+  if (flags.from) return await showDocuments(flags, flags.from, command);
   if (flags.solo) checkSolo(flags, command);
   else if (flags.copies !== undefined)
     throw new RigelError("command", "rigel bench: expected --copies with --solo only");
@@ -330,9 +366,11 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
     };
     await runJobs(jobs, timing, result, interrupt, flags);
     const document = documentOf(result);
+    const shown = shownOf(document);
+    const json = (): string => JSON.stringify(document);
     // First: files may fail.
-    print(flags.json === "-" ? JSON.stringify(document) : markdown(document));
-    const wrote = await write(flags, document);
+    print(flags.json === "-" ? json() : markdown(shown));
+    const wrote = await write(flags, shown, json);
     for (const { title, problem } of result.failures) progress(`failed: ${title}: ${problem}`);
     const ok = wrote && result.failures.length === 0;
     process.exitCode = interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : ok ? 0 : 1;
@@ -405,11 +443,12 @@ async function runJobs(
 }
 
 /** False if a file could not be written. */
-async function write(flags: Flags, document: BenchDocument): Promise<boolean> {
+async function write(flags: Flags, shown: Shown, json: () => string): Promise<boolean> {
   const outputs: [string, string | undefined, () => string][] = [
-    ["--json", flags.json === "-" ? undefined : flags.json, () => JSON.stringify(document)],
-    ["--markdown", flags.markdown, () => `${markdown(document)}\n`],
-    ["--html", flags.html, () => page(document)],
+    ["--json", flags.json === "-" ? undefined : flags.json, json],
+    ["--markdown", flags.markdown, () => `${markdown(shown)}\n`],
+    ["--html", flags.html, () => page(shown)],
+    ["--svg", flags.svg, () => overviewPicture(shown.rows, `Pairs that share ${shown.of[0].device.name}`)],
   ];
   let ok = true;
   for (const [option, file, content] of outputs) {

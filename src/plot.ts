@@ -20,6 +20,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; } h3 { font-size: 1rem; margin-bottom: 0; }
 svg { width: 100%; max-width: 40rem; height: auto; display: block; } svg text { fill: var(--ink); font: 13px system-ui, sans-serif; }
 .axis { stroke: var(--ink); } .grid { stroke: var(--faint); } .one { stroke: var(--ink); stroke-dasharray: 4 3; }
+svg .over { stroke: var(--paper); stroke-width: 3px; paint-order: stroke; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.85rem; }
 th, td { padding: 0.25rem 0.6rem; text-align: right; border-bottom: 1px solid var(--faint); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }

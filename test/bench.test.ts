@@ -12,8 +12,9 @@ import { z } from "zod";
 import { type Bed, type Found, type Job, anewJobs, inTime, soloJob } from "../src/bench-jobs.ts";
 import { liveJobs } from "../src/bench-live.ts";
 import { allWays, choosePairs, choosePolicies, chooseWays, isLive, isSwitchable } from "../src/bench-matrix.ts";
+import { overviewPicture } from "../src/bench-overview.ts";
 import { page as htmlOf } from "../src/bench-page.ts";
-import { documentOf, markdown } from "../src/bench-report.ts";
+import { type BenchDocument, documentOf, markdown, shownOf } from "../src/bench-report.ts";
 import { Interrupted, type Log, type Ran, type Run, RunFailed } from "../src/bench-run.ts";
 import {
   ARRIVALS,
@@ -64,9 +65,10 @@ function costOf(...measurements: Measurement[]): [string, number | null][] {
   return rowsOf(measurements, new Map()).map(({ method, mps_cost }) => [method, mps_cost?.p50 ?? null]);
 }
 
-/** As Markdown and as a page. */
-function shown(...measurements: Measurement[]): string[] {
-  const document = documentOf({
+/** What a benchmark of one pair wrote. */
+function documentFor(pair: string, measurements: readonly Measurement[]): BenchDocument {
+  const [high = "", ...best] = pair.split("+");
+  return documentOf({
     started: "2026-01-01T00:00:00.000Z",
     device: { index: 0, name: "GPU", uuid: "GPU-1", simulated: false, sms: 1, memory_bytes: 1, exclusive: false },
     driver: null,
@@ -85,17 +87,22 @@ function shown(...measurements: Measurement[]): string[] {
       solo: false,
     },
     policies: {},
-    pairs: [{ name: "p", high: "a", best: ["b"] }],
+    pairs: [{ name: pair, high, best }],
     runs: 1,
     done: 1,
     gpu_times: [],
-    measurements,
+    measurements: measurements.map((measurement) => ({ ...measurement, pair })),
     solo: [],
     loops: [],
     failures: [],
     notes: [],
   });
-  return [markdown(document), htmlOf(document)];
+}
+
+/** As Markdown and as a page. */
+function shown(...measurements: Measurement[]): string[] {
+  const made = shownOf(documentFor("p", measurements));
+  return [markdown(made), htmlOf(made)];
 }
 
 function one(way: string, round: number, latency_ms: number | undefined, steps?: number): Measurement {
@@ -193,6 +200,26 @@ describe("statistics", () => {
       );
     expect(drawn("polyline")).toEqual(["whole", "6 4", "2 3"]);
     expect(drawn("line")).toEqual(["whole", "6 4", "2 3"]);
+  });
+
+  test("of several pairs all are in one plot, whose ways have the colours of their bars; of one there is none", () => {
+    const of = (pair: string, ms: number) =>
+      documentFor(pair, [one("alone", 0, 5, 50), one("MPS", 0, ms, 50), one("rigel slo", 0, 5.05, 45)]);
+    const documents = [of("a+<b>", 50), of("c+d", 10)];
+    const made = { ...shownOf(of("a+<b>", 50)), rows: documents.flatMap(({ rows }) => rows) };
+    const plots = htmlOf(made).split("<section>")[1] ?? "";
+    expect(plots).toStartWith("<h2>All pairs</h2>");
+    expect([...plots.matchAll(/>(a\+&lt;b&gt;|c\+d)<\/text>/g)]).toHaveLength(4);
+    // Of p99 a dot for each way and pair, and then the legend's.
+    const colours = [...(plots.split("</figure>")[0] ?? "").matchAll(/<circle [^>]*fill="([^"]+)"/g)].map(
+      ([, fill]) => fill,
+    );
+    const [mps, slo] = ["#0072b2", "#e69f00"];
+    expect(colours).toEqual([mps, slo, mps, slo, mps, slo]);
+    expect(shown(one("alone", 0, 5, 50), one("MPS", 0, 5, 50))[1]).not.toContain("All pairs");
+    const picture = overviewPicture(made.rows, "A & B");
+    expect(isWellFormed(picture)).toBe(true);
+    expect(picture).not.toMatch(/NaN|undefined/);
   });
 
   test("a policy's name stays in its cell of the table", () => {
@@ -1065,6 +1092,77 @@ async function verdict(path: string, ...args: string[]) {
   const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
   return { stdout, stderr, status: await child.exited };
 }
+
+describe("rigel bench --from", () => {
+  const alone = [one("alone", 0, 5, 50), one("rigel slo", 0, 5, 45)];
+
+  test("puts what several runs wrote together, the pairs of a high program next to each other", async () => {
+    using scratch = new Scratch();
+    const files = ["a+x", "b+x", "a+y"].map((pair, index) => {
+      const made = documentFor(pair, alone);
+      return scratch.file(`${index}.json`, {
+        ...made,
+        started: `2026-01-0${index + 1}T00:00:00.000Z`,
+        versions: { torch: `2.${index >> 1}` },
+        gpu_times: [{ program: "a", gpu_ms: 1 + index, source: "s", pairs: [pair] }],
+      });
+    });
+    const [html = "", svg = ""] = ["all.html", "all.svg"].map((name) => join(scratch.path, name));
+    const { stdout, stderr, status } = await rigel("bench", "--from", ...files, "--html", html, "--svg", svg);
+    expect({ stderr, status }).toEqual({ stderr: `rigel: wrote ${html}\nrigel: wrote ${svg}\n`, status: 0 });
+    expect(stdout.split("\n").slice(0, 7)).toEqual([
+      "- GPU",
+      "- torch 2.0 or 2.1",
+      "- 1 x p, Linux k",
+      "- poisson arrivals at 1/s, seed 1, 1 round of 1 s a way",
+      "- begun from 2026-01-01T00:00:00.000Z to 2026-01-03T00:00:00.000Z",
+      "- ceiling for a: 1.000 to 3.000 ms of the GPU a request (s)",
+      "",
+    ]);
+    const pairs = [...stdout.matchAll(/^\| ([ab]\+[xy]) \| rigel slo/gm)].map(([, pair]) => pair);
+    expect(pairs).toEqual(["a+x", "a+y", "b+x"]);
+    const page = readFileSync(html, "utf8");
+    expect([...page.matchAll(/<section><h2>([^<]+)/g)].map(([, title]) => title)).toEqual(["All pairs", ...pairs]);
+    expect(isWellFormed(readFileSync(svg, "utf8"))).toBe(true);
+    const json = await rigel("bench", "--from", ...files, "--json", "-");
+    const { documents, rows } = z
+      .object({ documents: z.array(z.object({ started: z.string() })), rows: z.array(z.unknown()) })
+      .parse(JSON.parse(json.stdout));
+    expect(documents).toHaveLength(3);
+    expect(rows).toEqual(["a+x", "a+y", "b+x"].flatMap((pair) => documentFor(pair, alone).rows));
+  });
+
+  test("says what does not belong together, or is no such file, and where", async () => {
+    using scratch = new Scratch();
+    const first = scratch.file("first.json", documentFor("a+x", alone));
+    const { device } = documentFor("a+x", alone);
+    for (const [args, message] of [
+      [
+        [first, scratch.file("same.json", documentFor("a+x", alone))],
+        "same.json:1:1: rows: expected pairs that are in no other file, got a+x, which is in FIRST too",
+      ],
+      [
+        [first, scratch.file("gpu.json", { ...documentFor("a+y", alone), device: { ...device, name: "Other" } })],
+        "gpu.json:1:1: device.name: expected GPU, as in FIRST, got Other",
+      ],
+      [
+        [scratch.file("none.json", documentFor("a+x", []))],
+        "none.json:1:1: rows: expected measurements of pairs, as rigel bench --json FILE writes them, got none",
+      ],
+      [
+        [scratch.file("odd.json", { ...documentFor("a+x", alone), rows: [{ pair: 1 }] })],
+        "rows[0].pair: expected text, got 1",
+      ],
+      [[first, "--rounds", "3"], "rigel bench: expected no --rounds with --from, which measures nothing"],
+      [[first, "--dry-run"], "rigel bench: expected no --dry-run with --from, which measures nothing"],
+      [[first, "--json", first], "--json: expected another file than what is read"],
+    ] as const) {
+      const { stdout, stderr, status } = await rigel("bench", "--from", ...args);
+      expect(stderr.replaceAll(/:1:\d+: /g, ":1:1: ")).toContain(message.replaceAll("FIRST", first));
+      expect([stdout, status === 0]).toEqual(["", false]);
+    }
+  });
+});
 
 test("bun run bench:verdict tells how soon requests are found to miss a target", async () => {
   using scratch = new Scratch();
@@ -2057,6 +2155,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--html", "/nowhere/b.html"], "--html: /nowhere/b.html: cannot be written (ENOENT"],
     [["--live", "--solo"], "expected either --live or --solo"],
     [["--solo", "--rounds", "3"], "expected no --rounds with --solo: --duration says how long it measures"],
+    [["--solo", "--svg", "x"], "expected no --svg with --solo: it is a picture of pairs"],
     [["--pin", "0"], "expected --pin with --solo only"],
     [["--copies", "2"], "expected --copies with --solo only"],
     [["--solo", "--pin", "99999"], "expected 1 processors from there on, one for each copy of a kind; there are"],
