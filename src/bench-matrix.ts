@@ -173,13 +173,24 @@ export interface Pair {
   best: readonly Program[];
 }
 
+/**
+ * Most telling first: of requests whose time is the GPU's, as far as programs can run, one of each kind, and then of those of which the host's
+ * is most.
+ */
+const FIRST = [
+  "resnet50-served+resnet50-train",
+  "bert-served+gpt2-train",
+  "gpt2-decode+gpt2-train-graph",
+  "resnet50-served+resnet50-train+gpt2-train",
+  "resnet50+resnet50-train",
+  "bert+gpt2-train",
+];
 const TRIPLE = "resnet50+resnet50-train+gpt2-train";
 
-/** Every pair that can run here, most telling first, and the triple. */
+/** Every pair that can run here, most telling first, and the triples. */
 export function allPairs(simulated: boolean): Pair[] {
-  const first = ["resnet50+resnet50-train", "bert+gpt2-train"];
   const product = namesOf("high").flatMap((high) => pairsOf(high, simulated));
-  return [...new Set([...first, ...product, TRIPLE])]
+  return [...new Set([...FIRST, ...product, TRIPLE])]
     .map((name) => pairOf(name))
     .filter(({ high, best }) => !simulated || [high, ...best].every(({ profile }) => profile !== undefined));
 }
@@ -237,8 +248,12 @@ function programOf(pair: string, name: string, kind: Program["class"]): Program 
 
 /* ---- Policies and ways */
 
-/** `--policies` and `--policy-json`: each policy by the name that the ways carry. */
-export function choosePolicies(names: string | undefined, extras: readonly string[]): Map<string, Policy> {
+/** `--policies` and `--policy-json`: each policy by the name that the ways carry. Where none is named, the default one, and `besides`. */
+export function choosePolicies(
+  names: string | undefined,
+  extras: readonly string[],
+  besides: readonly Policy["name"][] = ["priority"],
+): Map<string, Policy> {
   const given = new Map<string, object>();
   for (const [name, policy] of extras.map(extraOf)) {
     if (given.has(name)) throw new RigelError("config", `--policy-json: expected each policy once, got ${name} again`);
@@ -246,7 +261,7 @@ export function choosePolicies(names: string | undefined, extras: readonly strin
   }
   const chosen = names?.split(",").map((name) => name.trim()) ?? [
     policySchema.parse({}).name,
-    "priority",
+    ...besides,
     ...given.keys(),
   ];
   const policies = new Map<string, Policy>();

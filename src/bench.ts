@@ -60,13 +60,14 @@ interface Flags {
   rounds?: number;
   duration?: number;
   lead?: number;
-  window: number;
+  window?: number;
   copies?: number;
   pin?: number;
   rate: number;
   arrivals: Arrivals;
   seed: number;
   live?: true;
+  anew?: true;
   solo?: true;
   device: Config["device"];
   dryRun?: true;
@@ -82,8 +83,8 @@ const DEFAULT_LIMIT_s = 600;
 
 const EXAMPLES = `
 Examples:
-  rigel bench                                          as many pairs as fit ten minutes, started anew for every way
-  rigel bench --live --pairs bert+gpt2-train           programs started once, the ways in turn while they run
+  rigel bench                                          as many pairs as fit ten minutes, the ways in turn while they run
+  rigel bench --anew --pairs bert+gpt2-train           programs started anew for every way
   rigel bench --solo --pairs all                       what Rigel costs each program with nothing beside it
   rigel bench --pairs resnet50+resnet50-train --ways "time slicing;rigel priority" --rounds 1 --html report.html
   rigel bench --policies none,gentle --policy-json 'gentle={"name":"priority","inflight":2}'
@@ -98,7 +99,7 @@ Pairs are a high and one or more best-effort programs:
                gpt2-stream: decoding without graphs, each token read back (best with --rate 10)
   best-effort  resnet50-train, bert-train, gpt2-train, mobilenet-train, gpt2-train-graph
   --pairs bert-served is that one with each best-effort one, --pairs all each high program so, and
-  resnet50+resnet50-train+gpt2-train.
+  resnet50 and resnet50-served with resnet50-train+gpt2-train.
 On a machine without a GPU those run that a profile was recorded of: resnet50, bert, and all best-effort ones but
 gpt2-train-graph.
 
@@ -116,24 +117,31 @@ export function addBench(program: Command, device: (text: string) => Config["dev
       "--pairs <names>",
       "pairs, or high programs for all pairs of each, separated by commas; or all (default: as many as fit ten minutes)",
     )
-    .option("--ways <names>", "ways, separated by semicolons (default: every way there is here)")
+    .option(
+      "--ways <names>",
+      "ways, separated by semicolons (default: every way there is here; where they take turns on a GPU, those that can, without Rigel's under MPS)",
+    )
     .option(
       "--policies <names>",
-      "policies to run under Rigel, separated by commas (default: the default one, priority)",
+      "policies to run under Rigel, separated by commas (default: the default one; with --anew, and simulated, priority too)",
     )
     .option("--policy-json <name={...}>", "what a policy's configuration is; may be repeated", collect, [])
     .option("--rounds <count>", "rounds; each runs every way once (default: 3; simulated: 1)", whole(1, 1000))
     .option(
       "--duration <seconds>",
-      "seconds measured for a way and round (default: 7; simulated: 2), with --solo in all (60; simulated: 4)",
+      "seconds measured for a way and round (default: 2.5; with --anew 7; simulated: 2), with --solo in all (60; simulated: 4)",
       between(0.001, 1e6),
     )
     .option(
       "--lead <seconds>",
-      "seconds for programs to start and warm up (default: 12; simulated: 3)",
+      "seconds for programs to start and warm up (default: 20; with --anew, --solo 12; simulated: 3)",
       between(0.001, 1e6),
     )
-    .option("--window <seconds>", "seconds of a window where ways take turns", between(0.001, 600), 2)
+    .option(
+      "--window <seconds>",
+      "seconds of a window where ways take turns (default: 2.5; simulated: 2)",
+      between(0.001, 600),
+    )
     .option("--rate <per second>", "requests a second; with --solo, of all copies together", between(0.001, 1e6), 60)
     .addOption(
       new Option("--arrivals <kind>", "how requests arrive; closed: one user, who asks again; with --solo, uniform")
@@ -148,8 +156,10 @@ export function addBench(program: Command, device: (text: string) => Config["dev
     )
     .option(
       "--live",
-      "start programs once, and let the ways take turns; a way that decides how they start has programs of its own, all at once",
+      "start programs once, and let the ways take turns; a way that decides how they start has programs of its own, all at once " +
+        "(the default, but on the simulated GPU)",
     )
+    .option("--anew", "start programs anew for every way of every round (the default on the simulated GPU)")
     .option(
       "--solo",
       "instead: each high program alone; evenly spaced requests go to bare and governed copies in turn, and one of each two " +
@@ -201,8 +211,12 @@ async function checkOutputs({ json, html, markdown: md, svg, from }: Flags): Pro
 
 /** Where requests alternate one by one, what else decides when they come would be without effect. */
 function checkSolo(flags: Flags, command: Command): void {
-  if (flags.live)
-    throw new RigelError("command", "rigel bench: expected either --live or --solo: alone there are no ways to switch");
+  for (const name of ["live", "anew"] as const)
+    if (flags[name])
+      throw new RigelError(
+        "command",
+        `rigel bench: expected either --${name} or --solo: alone there are no ways to compare`,
+      );
   const given = (name: keyof Flags): boolean => command.getOptionValueSource(name) === "cli";
   if (given("rounds"))
     throw new RigelError(
@@ -259,6 +273,7 @@ async function showDocuments(flags: Flags, from: [string, ...string[]], command:
 
 async function runBench(flags: Flags, command: Command): Promise<void> {
   if (flags.from) return await showDocuments(flags, flags.from, command);
+  if (flags.live && flags.anew) throw new RigelError("command", "rigel bench: expected either --live or --anew");
   if (flags.solo) checkSolo(flags, command);
   else if (flags.copies !== undefined)
     throw new RigelError("command", "rigel bench: expected --copies with --solo only");
@@ -269,25 +284,22 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
   const device = await new Devices(native.files, simulation).choose(flags.device, "--device");
   const { simulated } = device;
   const { solo = false } = flags;
-  const usual = simulated
-    ? { rounds: 1, duration_s: solo ? 4 : 2 }
-    : { rounds: solo ? 1 : 3, duration_s: solo ? 60 : 7 };
+  const live = flags.live ?? !(simulated || solo || flags.anew);
+  const usual = usualTiming({ simulated, solo, live });
   const timing: Timing = {
     rounds: flags.rounds ?? usual.rounds,
     duration_s: flags.duration ?? usual.duration_s,
-    lead_s: flags.lead ?? (simulated ? 3 : 12),
-    window_s: flags.window,
+    lead_s: flags.lead ?? usual.lead_s,
+    window_s: flags.window ?? usual.window_s,
     copies: flags.copies ?? (simulated ? 1 : 4),
     pin: flags.pin,
   };
   if (timing.pin !== undefined) checkPin(timing.pin, timing.copies, solo);
   const load: Load = { rate_per_s: flags.rate, arrivals: solo ? "uniform" : flags.arrivals, seed: flags.seed };
-  const policies = choosePolicies(flags.policies, flags.policyJson);
+  const policies = choosePolicies(flags.policies, flags.policyJson, live && !simulated ? [] : ["priority"]);
   const hasDaemon = Bun.which("nvidia-cuda-mps-control") !== null;
-  let ways = chooseWays(
-    flags.ways,
-    allWays(policies, { mps: simulated || hasDaemon, clientPriority: !simulated && hasDaemon }),
-  );
+  const there = allWays(policies, { mps: simulated || hasDaemon, clientPriority: !simulated && hasDaemon });
+  let ways = flags.ways === undefined && live ? usualWays(there, simulated) : chooseWays(flags.ways, there);
   const candidates = choosePairs(flags.pairs, simulated);
   const notes: string[] = [];
   if (simulated)
@@ -318,12 +330,11 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
         .join(",");
     if (solo) return highs.map((high) => soloJob(bed, pairNames(high), high, policySchema.parse({ name: "priority" })));
     const gpuTimes = highs.map((high) => gpuTimeJob(bed, pairNames(high), high));
-    const live = pairs.flatMap((pair) => (flags.live ? liveJobs(bed, pair, ways) : []));
+    const inTurn = pairs.flatMap((pair) => (live ? liveJobs(bed, pair, ways) : []));
     const anew: Job[] = [];
     for (let round = 0; round < timing.rounds; round++)
-      for (const pair of pairs)
-        for (const way of anewWays(ways, flags.live === true)) anew.push(...anewJobs(bed, pair, way, round));
-    return [...gpuTimes, ...live, ...anew];
+      for (const pair of pairs) for (const way of anewWays(ways, live)) anew.push(...anewJobs(bed, pair, way, round));
+    return [...gpuTimes, ...inTurn, ...anew];
   };
   try {
     if (ways.some((way) => way.mps) && !simulated && !solo && !flags.dryRun)
@@ -352,7 +363,7 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
       driver: simulated ? null : driverVersion(device),
       versions: { rigel: packageJson.version, bun: Bun.version },
       host: hostOf(),
-      options: { ...timing, ...load, live: flags.live ?? false, solo },
+      options: { ...timing, ...load, live, solo },
       policies: Object.fromEntries(policies),
       pairs: pairs.map(({ name, high, best }) => ({ name, high: high.title, best: best.map(({ title }) => title) })),
       runs: jobs.length,
@@ -379,6 +390,24 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
     rmSync(scratch, { recursive: true, force: true });
     rmSync(state, { force: true });
   }
+}
+
+/** Those that take turns where no option says which: of Rigel's in time slices, as under MPS each has to find its settings once more. */
+export function usualWays(there: readonly Way[], simulated: boolean): Way[] {
+  return there.filter((way) => isLive(way) && (simulated || !(way.mps && way.policy)));
+}
+
+/** What is measured where no option says so. */
+export function usualTiming(how: {
+  simulated: boolean;
+  solo: boolean;
+  live: boolean;
+}): Pick<Timing, "rounds" | "duration_s" | "lead_s" | "window_s"> {
+  if (how.simulated) return { rounds: 1, duration_s: how.solo ? 4 : 2, lead_s: 3, window_s: 2 };
+  if (how.solo) return { rounds: 1, duration_s: 60, lead_s: 12, window_s: 2.5 };
+  return how.live
+    ? { rounds: 3, duration_s: 2.5, lead_s: 20, window_s: 2.5 }
+    : { rounds: 3, duration_s: 7, lead_s: 12, window_s: 2.5 };
 }
 
 /** With --live, what is left to be started anew, and what it is compared with: all where none of them take turns. */

@@ -9,9 +9,18 @@ import { describe, expect, test } from "bun:test";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import { type Bed, type Found, type Job, anewJobs, inTime, soloJob } from "../src/bench-jobs.ts";
+import { type Bed, type Found, type Job, anewJobs, gpuTimeJob, inTime, soloJob } from "../src/bench-jobs.ts";
 import { liveJobs } from "../src/bench-live.ts";
-import { allWays, choosePairs, choosePolicies, chooseWays, isLive, isSwitchable } from "../src/bench-matrix.ts";
+import {
+  allPairs,
+  allWays,
+  choosePairs,
+  choosePolicies,
+  chooseWays,
+  isLive,
+  isSwitchable,
+} from "../src/bench-matrix.ts";
+import { usualTiming, usualWays } from "../src/bench.ts";
 import { overviewPicture } from "../src/bench-overview.ts";
 import { page as htmlOf } from "../src/bench-page.ts";
 import { type BenchDocument, documentOf, markdown, shownOf } from "../src/bench-report.ts";
@@ -654,12 +663,37 @@ function named(text: string, simulated: boolean): string[] {
 }
 
 describe("pairs, policies and ways", () => {
-  test("all pairs: every high program with every best-effort one, and the triple", () => {
+  test("all pairs: every high program with every best-effort one, and two triples", () => {
     const pairs = named("all", false);
-    expect(pairs).toHaveLength(76);
-    expect(new Set(pairs).size).toBe(76);
-    expect(pairs).toContain("resnet50+resnet50-train+gpt2-train");
+    expect(pairs).toHaveLength(77);
+    expect(new Set(pairs).size).toBe(77);
+    for (const high of ["resnet50", "resnet50-served"]) expect(pairs).toContain(`${high}+resnet50-train+gpt2-train`);
     expect(named("all", true)).toHaveLength(7);
+  });
+
+  test("by default a GPU's ten minutes hold a pair of each kind of requests and a triple, beside every rival", async () => {
+    const there = allWays(choosePolicies(undefined, [], []), { mps: true, clientPriority: true });
+    const ways = usualWays(there, false);
+    expect(ways.map(({ name }) => name)).toEqual(["alone", "time slicing", "MPS", "MPS, client priority", "rigel slo"]);
+    const timing = { ...usualTiming({ simulated: false, solo: false, live: true }), copies: 4 };
+    const nothing = { logs: new Map(), clients: [] };
+    const bed: Bed = {
+      runner: { bare: async () => nothing, governed: async () => nothing },
+      native: await Native.load(),
+      simulated: false,
+      load: { rate_per_s: 60, arrivals: "poisson", seed: 1 },
+      environment: () => ({}),
+    };
+    const pairs = allPairs(false).slice(0, 4);
+    expect(pairs.map(({ name }) => name)).toEqual([
+      "resnet50-served+resnet50-train",
+      "bert-served+gpt2-train",
+      "gpt2-decode+gpt2-train-graph",
+      "resnet50-served+resnet50-train+gpt2-train",
+    ]);
+    const gpuTimes = [...new Set(pairs.map(({ high }) => high))].map((high) => gpuTimeJob(bed, "", high));
+    const jobs = [...gpuTimes, ...pairs.flatMap((pair) => liveJobs(bed, pair, ways))];
+    expect(jobs.reduce((sum, job) => sum + job.seconds(timing), 0)).toBeLessThanOrEqual(600);
   });
 
   test("a high program's name alone stands for its pairs, of those that can run", () => {
@@ -2154,6 +2188,8 @@ describe.concurrent("rigel bench refuses", () => {
     [["--ways", "MPS, client priority"], "there is no way"],
     [["--html", "/nowhere/b.html"], "--html: /nowhere/b.html: cannot be written (ENOENT"],
     [["--live", "--solo"], "expected either --live or --solo"],
+    [["--anew", "--solo"], "expected either --anew or --solo"],
+    [["--anew", "--live"], "expected either --live or --anew"],
     [["--solo", "--rounds", "3"], "expected no --rounds with --solo: --duration says how long it measures"],
     [["--solo", "--svg", "x"], "expected no --svg with --solo: it is a picture of pairs"],
     [["--pin", "0"], "expected --pin with --solo only"],
@@ -2210,7 +2246,7 @@ describe.concurrent("rigel bench refuses", () => {
 
   test("--help has examples and says what the names mean; --dry-run runs nothing", async () => {
     const help = await rigel("bench", "--help");
-    expect(help.stdout).toContain("rigel bench --live --pairs bert+gpt2-train");
+    expect(help.stdout).toContain("rigel bench --anew --pairs bert+gpt2-train");
     expect(help.stdout).toContain("Ways: alone; time slicing; MPS");
     expect(help.stdout.replaceAll(/\s+/g, " ")).toContain("closed: one user, who asks again; ");
     expect(help.status).toBe(0);
