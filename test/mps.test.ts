@@ -679,9 +679,15 @@ describe("rigel bench where MPS is denied", () => {
     expect(stderr).toContain("note: the ways with MPS are left out: ");
     expect(stderr).toContain("permission denied");
     // Each is tried, though here there is no program to run.
+    expect(stderr).toMatch(/\[(\d+)\/\1\] resnet50\+resnet50-train, live: alone; time slicing; rigel slo: FAILED/);
+    expect(stderr).not.toMatch(/live: .*MPS/);
+    expect(stdout).toContain("the ways with MPS are left out");
+  });
+
+  test("starts programs anew for every way where it is told so", async () => {
+    const { stderr } = await denied("--anew");
     expect(stderr).toMatch(/\[(\d+)\/\1\] resnet50\+resnet50-train, round 1, rigel priority: FAILED/);
     expect(stderr).not.toMatch(/round 1, .*MPS/);
-    expect(stdout).toContain("the ways with MPS are left out");
   });
 
   test("says what to do about --ways where those were asked for", async () => {
