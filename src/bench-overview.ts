@@ -76,26 +76,24 @@ function linesOf(rows: readonly Row[]) {
   const plain = new Set(compared.map(({ way }) => way)).size === new Set(compared.map(wayOf)).size;
   const nameOf = (row: Row): string => (plain ? row.way : wayOf(row));
   const ways = [...new Set(compared.map(nameOf))];
-  const dots = (value: (row: Row) => Spread | null): Dot[][] =>
-    pairs.map((pair) =>
-      compared.flatMap((row) => {
+  const drawn = (value: (row: Row) => Spread | null, scale: "log" | "linear") => {
+    const dots = pairs.map((pair) =>
+      compared.flatMap((row): Dot[] => {
         const found = row.pair === pair ? value(row) : null;
-        return found && found.median > 0 ? [{ way: ways.indexOf(nameOf(row)), spread: found }] : [];
+        // A logarithmic scale has no place for nothing.
+        return found && (scale === "linear" || found.min > 0)
+          ? [{ way: ways.indexOf(nameOf(row)), spread: found }]
+          : [];
       }),
     );
-  const drawn = (of: Dot[][], scale: "log" | "linear") => (named: boolean) => plot(named ? pairs : [], of, scale);
+    return (named: boolean) => plot(named ? pairs : [], dots, scale);
+  };
   return {
     pairs,
     ways,
-    p99: drawn(
-      dots((row) => row.p99_ratio),
-      "log",
-    ),
+    p99: drawn((row) => row.p99_ratio, "log"),
     // Of the median round alone: which it was says no extremes.
-    harvest: drawn(
-      dots(({ harvest }) => (harvest === null ? null : spread([harvest]))),
-      "linear",
-    ),
+    harvest: drawn(({ harvest }) => (harvest === null ? null : spread([harvest])), "linear"),
   };
 }
 

@@ -226,6 +226,13 @@ describe("statistics", () => {
     const [mps, slo] = ["#0072b2", "#e69f00"];
     expect(colours).toEqual([mps, slo, mps, slo, mps, slo]);
     expect(shown(one("alone", 0, 5, 50), one("MPS", 0, 5, 50))[1]).not.toContain("All pairs");
+    // What leaves best-effort programs nothing has its dot as well.
+    const { rows } = documentFor("a+b", [one("alone", 0, 5, 50), one("rigel slo", 0, 5, 0)]);
+    const none = overviewPicture(
+      rows.map((row) => ({ ...row, harvest: row.share?.median ?? null })),
+      "",
+    );
+    expect([...none.matchAll(/<circle /g)]).toHaveLength(3);
     const picture = overviewPicture(made.rows, "A & B");
     expect(isWellFormed(picture)).toBe(true);
     expect(picture).not.toMatch(/NaN|undefined/);
