@@ -413,11 +413,14 @@ static void look_back(uint64_t now_ns)
     pendings = kept;
 }
 
-/* Whether what comes takes the place of what came before. So it does where that was unread, and such are known to be no sign of the next request. */
+/*
+ * Whether what comes takes the place of what came before. So it does where that was unread, or came amid a request that is over, and such are known to
+ * be no sign of the next one.
+ */
 static bool takes_its_place(const source *s, enum when when)
 {
-    bool no_sign = s->had[s->when].n >= RG_POLICY_ARRIVALS / 2 && !s->due_ns && !s->look_ns;
-    return (s->when == AFTER && when == IDLE) || (s->found && when != AMID && no_sign);
+    bool no_sign = s->had[s->when].n >= RG_POLICY_ARRIVALS / 2 && !s->amid && !s->due_ns && !s->look_ns;
+    return (s->when == AFTER && when == IDLE) || ((s->found || s->when == AMID) && when != AMID && no_sign);
 }
 
 /* `unread`: there is something that the program has not read. */

@@ -231,6 +231,33 @@ static void foresees_beside_what_is_read_later(void)
     done();
 }
 
+/* Nor where that comes amid the request. */
+static void foresees_beside_what_comes_amid_and_is_read_later(void)
+{
+    enum { MANY = 10 };
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    int in_a_row = 0;
+    for (int i = 0; i < 800 && in_a_row < MANY; i++) {
+        bool soon = i % 3 == 0;
+        usleep(soon ? 5000 : 60000);
+        uint64_t before = foreseen();
+        send_one(c);
+        receive_one(c);
+        usleep(10000);
+        if (soon)
+            in_a_row = foreseen() > before ? in_a_row + 1 : 0;
+        launch(spin, NULL, 5000000);
+        send_one(c);
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+        receive_one(c);
+        beat();
+    }
+    CHECK_EQUAL(in_a_row, MANY);
+    done();
+}
+
 /* And has streams stop, with the GPU there before the launch. */
 static void has_streams_stop(void)
 {
@@ -698,6 +725,7 @@ int main(int argc, char **argv)
     RUN(foresees_what_has_come_before_another_began);
     RUN(foresees_where_something_is_left_unread);
     RUN(foresees_beside_what_is_read_later);
+    RUN(foresees_beside_what_comes_amid_and_is_read_later);
     RUN(has_streams_stop);
     RUN(has_none_go_on_between_two);
     RUN(not_past_rigel);
