@@ -494,6 +494,12 @@ static uint64_t come(uint64_t now_ns)
 
 /* ---- the thread ---- */
 
+/* Whether waiting has ended by no event, or a signal: the C library's own, by which setuid has every thread set it, cannot be blocked. */
+static bool is_none(int waited)
+{
+    return waited == 0 || (waited < 0 && errno == EINTR);
+}
+
 /* False: that cannot be done any more, as the program has closed what it takes. */
 static bool look(void)
 {
@@ -506,10 +512,11 @@ static bool look(void)
     asks = false;
     turn++;
     struct timespec t = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
-    if (ppoll(&p, 1, &t, NULL) < 0 || (p.revents & (POLLNVAL | POLLERR)))
-        return false;
-    if (!p.revents)
+    int waited = ppoll(&p, 1, &t, NULL);
+    if (is_none(waited))
         return true;
+    if (waited < 0 || (p.revents & (POLLNVAL | POLLERR)))
+        return false;
     int n = epoll_wait(own, events, EVENTS, 0);
     now = rg_clock_ns();
     look_back(now);
@@ -535,7 +542,7 @@ static void *arrivals_main(void *unused)
                 watch_none();
             watching = false;
             struct pollfd p = {.fd = wakes, .events = POLLIN};
-            ok = poll(&p, 1, BEAT_MS) == 0; /* else it is to stop, or the program has closed it */
+            ok = is_none(poll(&p, 1, BEAT_MS)); /* else it is to stop, or the program has closed it */
             continue;
         }
         if (!watching || now - scanned >= SCAN_NS) {

@@ -590,6 +590,26 @@ static void the_program_takes_its_numbers(void)
     done();
 }
 
+/* For which the C library interrupts every thread of the process, whatever it waits in and signals it blocks: Rigel's goes on, watching or not. */
+static void the_program_sets_its_user(void)
+{
+    connection c = become_one_with_a_pipe();
+    uint32_t threads = atomic_load(&rg_own_threads);
+    for (int watching = 1; watching >= 0; watching--) {
+        for (int i = 0; i < 100; i++) {
+            CHECK_EQUAL(setuid(getuid()), 0);
+            usleep(1000);
+        }
+        CHECK_EQUAL(atomic_load(&rg_own_threads), threads);
+        rg_stay_beat(0, false);
+        rg_arrivals_beat();
+        WAIT_FOR(!watches(c.from));
+    }
+    beat();
+    until_one_is_foreseen(c);
+    done();
+}
+
 /* A child has the numbers, and no thread; what it does with them is nothing to the parent. */
 static void beside_a_child(void)
 {
@@ -738,6 +758,7 @@ int main(int argc, char **argv)
     RUN(watches_nothing_in_vain);
     RUN(the_program_closes_what_it_takes);
     RUN(the_program_takes_its_numbers);
+    RUN(the_program_sets_its_user);
     RUN(beside_a_child);
     RUN(ends_with_rigel);
     RUN(beside_many_arrivals);
