@@ -72,7 +72,7 @@ typedef struct {
     uint16_t whose;   /* for whom */
     uint16_t amid;    /* whose request is not over yet; 0: none */
     enum when when;
-    bool watched, is_new;
+    bool watched, is_new; /* the latter: it was ready as it was added, which no event has said yet */
     uint32_t asked;   /* in that turn an event says whether there is something that the program has not read; 0: it was not asked */
     bool found;       /* what has come was found so */
     uint32_t useless; /* arrivals since something was foreseen by one */
@@ -204,6 +204,13 @@ static void unwatch(uint32_t fd)
     sources[fd].watched = false;
 }
 
+/* Whether it is ready for what it is watched for. Past libc as well. */
+static bool is_ready(int fd, uint32_t events)
+{
+    struct pollfd p = {.fd = fd, .events = (short)(events & (EPOLLIN | EPOLLOUT))};
+    return syscall(SYS_ppoll, &p, 1, &(struct timespec){0}, NULL, (size_t)0) != 0;
+}
+
 /* What the program has opened since is watched, too. What it closes is not any more, by itself, where nobody else has it. */
 static void scan(uint64_t now_ns)
 {
@@ -223,7 +230,8 @@ static void scan(uint64_t now_ns)
         struct epoll_event e = {.events = of, .data.u64 = (uint64_t)(at->file + 1) << 32 | (uint32_t)fd};
         if (set(EPOLL_CTL_ADD, fd, &e)) { /* else it is already */
             at->file++;
-            at->watched = at->is_new = true;
+            at->watched = true;
+            at->is_new = is_ready(fd, of); /* then an event says so */
             at->asked = 0;
         }
     }
@@ -435,7 +443,7 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
     bool asked = s->asked == turn;
     if (asked && !unread)
         return;
-    if (s->is_new || is_past()) { /* new: it was ready as it was added */
+    if (s->is_new || is_past()) {
         s->is_new = false;
         return;
     }

@@ -418,6 +418,26 @@ static void foresees_by_a_new_connection(void)
     done();
 }
 
+/* Each by a connection of its own, at which nothing has come before. */
+static void foresees_the_first_of_a_connection(void)
+{
+    become_a_server();
+    connection first = a_pipe();
+    beat();
+    bool did = false;
+    for (int round = 0; round < 30 && !did; round++) {
+        until_one_is_foreseen(first);
+        connection another = round % 2 ? a_socket() : a_pipe();
+        WAIT_FOR(watches(another.from));
+        usleep(20000); /* what it was ready for as it was added would be seen by now */
+        uint64_t before = foreseen();
+        serve_one(another);
+        did = foreseen() > before;
+    }
+    CHECK(did);
+    done();
+}
+
 /* A file system may have to ask somebody else for what this one is asked. */
 static _Atomic int a_file = -1;
 static _Atomic uint32_t asked;
@@ -751,6 +771,7 @@ int main(int argc, char **argv)
     RUN(not_past_rigel);
     RUN(watches_sockets_and_pipes_alone);
     RUN(foresees_by_a_new_connection);
+    RUN(foresees_the_first_of_a_connection);
     RUN(another_has_the_number);
     RUN(takes_no_number_of_the_programs);
     RUN(with_a_few_descriptors_alone);
