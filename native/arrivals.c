@@ -371,7 +371,7 @@ static bool is_behind(source *s)
 {
     bool busy = atomic_load(&member_of(s->amid)->busy[device_of(s->amid)]);
     uint64_t idle = idle_since(s->amid);
-    if (busy && busy_since(s->amid) <= s->came_ns)
+    if (busy ? busy_since(s->amid) <= s->came_ns : idle < s->came_ns) /* the latter: when it ended is about to be noted */
         return false;
     s->amid = 0;
     s->came_ns = idle > s->came_ns ? idle : s->came_ns;

@@ -152,6 +152,43 @@ static void foresees_what_comes_amid_one(void)
     foresees(a_pipe());
 }
 
+/* Also where it is looked as the end of that one is noted: at first the client is not busy any more, and when that was is not known. */
+static void *notes_an_end(void *unused)
+{
+    usleep(2000);
+    atomic_store(&RG_PROCESS->busy[0], 0);
+    usleep(5000);
+    atomic_store(&RG_PROCESS->busy[0], 1);
+    return unused;
+}
+
+static void as_the_end_is_noted(void)
+{
+    comes = AMID;
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    bool did = false;
+    for (int round = 0; round < 30 && !did; round++) { /* some are left out */
+        pthread_t thread;
+        until_one_is_foreseen(c);
+        CHECK_EQUAL(pthread_create(&thread, NULL, notes_an_end, NULL), 0);
+        launch(spin, NULL, 30000000);
+        send_one(c);
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+        receive_one(c);
+        uint64_t before = foreseen();
+        usleep(10000);
+        did = foreseen() > before;
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        request();
+        usleep(2000);
+        beat();
+    }
+    CHECK(did);
+    done();
+}
+
 /* One that has come before the one that is served first was launched, and is not read until that is over. */
 static void foresees_what_has_come_before_another_began(void)
 {
@@ -762,6 +799,7 @@ int main(int argc, char **argv)
     RUN(foresees_by_tcp);
     RUN(foresees_what_comes_right_after_a_request);
     RUN(foresees_what_comes_amid_one);
+    RUN(as_the_end_is_noted);
     RUN(foresees_what_has_come_before_another_began);
     RUN(foresees_where_something_is_left_unread);
     RUN(foresees_beside_what_is_read_later);
