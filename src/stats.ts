@@ -294,7 +294,10 @@ function clientOf(name: string, total: Total, now: Reading, before: Reading | un
     ended_ms: process.ended_ns === undefined ? null : milliseconds(process.ended_ns),
     heartbeat_age_ms: process.finished ? null : Math.max(0, milliseconds(now.at_ns - process.heartbeat_ns)),
   }));
-  const latest = total.processes.toSorted((a, b) => b.attached_ns - a.attached_ns)[0];
+  // One that has ended has no part in what is set for the client.
+  const latest = total.processes.toSorted(
+    (a, b) => Number(a.finished) - Number(b.finished) || b.attached_ns - a.attached_ns,
+  )[0];
   const last = processes.toSorted((a, b) => (b.ended_ms ?? 0) - (a.ended_ms ?? 0))[0];
   const live = processes.some(({ state }) => state === "live");
   const launched = processes.flatMap(({ first_launch_ms }) => first_launch_ms ?? []);

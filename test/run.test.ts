@@ -904,6 +904,23 @@ describe("running clients", () => {
     await train.exited;
   });
 
+  test("are told of as those of their processes are that have not ended", async () => {
+    const once = ["--profile", join(place.path, "tiny.csv"), "--iterations", "3"];
+    await using train = run("best-effort", "train");
+    await working("train");
+    const options = ["--device", "simulated", "--segment", place.segments, "--class", "best-effort", "--name", "train"];
+    expect((await place.rigel("run", ...options, "--", replay, ...once)).status).toBe(0);
+    expect((await client())?.processes.map(({ state }) => state)).toEqual(["live", "ended"]);
+    const [segment] = new Segments(await Native.load(), place.segments).live();
+    if (!segment) throw new Error("no segment");
+    await rigel("set", "train", "class=high", "weight=3");
+    // The process takes it up a moment later, the weight last.
+    await until(() => segment.slots().find((slot) => !slot.finished && segment.read(slot).weight === 3));
+    expect(await client()).toMatchObject({ class: "high", weight: 3 });
+    train.kill("SIGTERM");
+    await train.exited;
+  });
+
   test("change policy, and what is wrong is said without changing anything", async () => {
     await using train = run("best-effort", "train");
     await working("train");
