@@ -14,9 +14,12 @@ function stateOf(client: ClientStats, stats: Stats): string {
   return client.paused ? "paused" : isStopped(client, stats) ? "stopped" : "live";
 }
 
-/** The first few of them and how many more there are: a client may have dozens. */
-function pidsOf(client: ClientStats): string {
-  const pids = client.processes.map(({ pid }) => pid);
+/**
+ * The first few of them and how many more there are: a client may have dozens. Of one that lives those that do: the number of one that has ended may be
+ * somebody else's by now.
+ */
+function pidsOf({ state, processes }: ClientStats): string {
+  const pids = processes.filter((one) => state !== "live" || one.state === "live").map(({ pid }) => pid);
   const shown = pids.length > MOST_PIDS + 1 ? pids.slice(0, MOST_PIDS) : pids;
   return shown.join(",") + (shown.length < pids.length ? ` and ${pids.length - shown.length} more` : "");
 }

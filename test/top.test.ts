@@ -253,16 +253,23 @@ describe("the picture", () => {
 test("rigel ps names the first of a client's processes, and how many more there are", () => {
   const [one] = serve.processes;
   if (!one) throw new Error("no process");
-  const pidsOf = (count: number): string | undefined => {
-    const processes = Array.from({ length: count }, (_, i) => ({ ...one, pid: 100 + i }));
-    return /^serve +high +live +(.*?)  /m.exec(processTable([{ ...stats, clients: [{ ...serve, processes }] }]))?.[1];
+  const pidsOf = (count: number, ended = 0, state = serve.state): string | undefined => {
+    const processes = Array.from({ length: count }, (_, i) => ({
+      ...one,
+      pid: 100 + i,
+      state: i < ended ? ("ended" as const) : one.state,
+    }));
+    const table = processTable([{ ...stats, clients: [{ ...serve, processes, state }] }]);
+    return /^serve +high +\w+ +(.*?)  /m.exec(table)?.[1];
   };
-  expect([1, 4, 5, 64].map(pidsOf)).toEqual([
+  expect([1, 4, 5, 64].map((count) => pidsOf(count))).toEqual([
     "100",
     "100,101,102,103",
     "100,101,102 and 2 more",
     "100,101,102 and 61 more",
   ]);
+  // Those that have ended are none of them, unless all have.
+  expect([pidsOf(6, 5), pidsOf(2, 2, "ended")]).toEqual(["105", "100,101"]);
 });
 
 describe("keys", () => {
