@@ -16,7 +16,7 @@ import { Durations, durationsFolder } from "./durations.ts";
 import { RigelError, namingOptions } from "./errors.ts";
 import { HangWatch } from "./hang-watch.ts";
 import { type Joined, joinOrMake, joinedEnvironment } from "./join.ts";
-import { progress } from "./log.ts";
+import { progress, quoted } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { RUN_MARK } from "./mps-daemon.ts";
 import type { Native } from "./native.ts";
@@ -139,7 +139,7 @@ function configured(command: readonly string[], name: string, options: RunOption
   );
 }
 
-/** What of the options does not hold: who was there before has settled it, or nobody reads it. */
+/** What of the options does not hold: who was there before has settled it, or nobody reads it. And that it is paused: it does nothing. */
 function unlikeAsked(
   { segment, manifest }: Joined,
   { name, memory_bytes, device }: PlannedClient,
@@ -156,10 +156,12 @@ function unlikeAsked(
       : []),
   ];
   const unweighed = options.weight === undefined ? undefined : noWeight(segment.policy);
+  const isPaused = (asked?.class ?? options.class) !== "high" && (asked?.paused_until_ns ?? 0) > segment.now_ns;
   const otherGpu = device.simulated && options.preset !== undefined && options.preset !== manifest.simulation.preset;
   return [
     ...(otherGpu ? [`--preset ${options.preset} has no effect: ${device.name} is there already`] : []),
     ...(stays.length > 0 ? [`${name}: keeps what was set for it while it ran: ${stays.join(", ")}`] : []),
+    ...(isPaused ? [`${name}: is paused, as it was before; \`rigel resume ${quoted(name)}\` lets it go on`] : []),
     ...(unweighed === undefined ? [] : [`${name}: ${unweighed}`]),
   ];
 }

@@ -900,6 +900,10 @@ describe("running clients", () => {
     await rigel("set", "train", "memory=none");
     expect((await more("--memory", "3GiB")).limit_bytes).toBeNull();
     expect((await more()).stderr).toBe("");
+    await rigel("pause", "train");
+    expect((await more()).stderr).toBe(
+      "rigel: note: train: is paused, as it was before; `rigel resume train` lets it go on\n",
+    );
     train.kill("SIGTERM");
     await train.exited;
   });
