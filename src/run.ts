@@ -218,7 +218,9 @@ async function runIn(
   });
   let attached = false;
   let seen: { processes: number; mapped: number } | undefined;
-  const processes = () => living().filter(({ pid }) => pid !== process.pid && startedWith(pid, marks));
+  // Also the command's own where that does not show the marks: it has cleared its environment, or runs as another user.
+  const processes = (ended = false) =>
+    living().filter(({ pid }) => pid !== process.pid && ((pid === child.pid && !ended) || startedWith(pid, marks)));
   /** `ended`: the command has, so that a process of it may be one that cannot be asked any more. */
   const look = (ended = false): void => {
     if (attached) return;
@@ -230,7 +232,7 @@ async function runIn(
       if (options.verbose) progress(`${name}: attached${slot ? ` (process ${slot.pid})` : ""}`);
       return;
     }
-    const own = processes();
+    const own = processes(ended);
     if (own.length > 0)
       seen = { processes: own.length, mapped: own.filter(({ pid }) => hasMapped(pid, native.files.interposer)).length };
   };
@@ -250,7 +252,7 @@ async function runIn(
   const problem = problemOf({ attached, env, seen, exit, startedAt_ms }, segment);
   if (problem !== undefined)
     progress(
-      processes().length > 0
+      processes(true).length > 0
         ? `${name}: is no client of Rigel so far: ${problem}; what it has started runs on`
         : `${name}: was no client of Rigel: ${problem}`,
     );

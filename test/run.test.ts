@@ -114,6 +114,17 @@ describe("rigel run", () => {
     expect(readdirSync(place.segments)).toEqual([]);
   });
 
+  test("says that what has cleared its environment has no librigel.so", async () => {
+    const options = ["--device", "simulated", "--segment", place.segments, "--class", "high", "--name", "bare"];
+    let said = "";
+    // It is looked at while it runs, five times a second or, on a busy machine, less often.
+    for (let sleep_s = 1; sleep_s < 30 && !said.includes("not loaded"); sleep_s *= 2)
+      said = (await place.rigel("run", ...options, "--", "env", "-i", "sleep", String(sleep_s))).stderr;
+    expect(said).toMatch(
+      /^rigel: bare: was no client of Rigel: it ended with .* CUDA; librigel.so is not loaded in it: /,
+    );
+  });
+
   test("finds its own process among those of the same name", async () => {
     const options = ["--device", "simulated", "--segment", place.segments, "--class", "high", "--name", "same", "-v"];
     const go = join(place.path, "go");
