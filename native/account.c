@@ -31,7 +31,13 @@ static uint64_t this_image(void)
     return random ? hash(random, 16) : 1;
 }
 
-/* The slots, other than this one, that the same process had before an exec. */
+/* Of an owner before an exec: it has ended, whatever has its pid. No process that lives was started just then and has it, too. */
+static uint64_t ended(uint64_t owner)
+{
+    return owner ^ 1ull << 32;
+}
+
+/* The slots, other than this one, that the same process had before an exec. They are free for who comes next, as those of who has ended. */
 static void end_former_image(rg_segment *seg, int slot)
 {
     uint64_t me = atomic_load(&seg->clients[slot].owner), image = atomic_load(&seg->clients[slot].image);
@@ -41,11 +47,12 @@ static void end_former_image(rg_segment *seg, int slot)
         if (i == slot || atomic_load(&c->owner) != me || atomic_load(&c->image) == image ||
             !atomic_compare_exchange_strong(&c->state, &live, RG_DEAD))
             continue;
-        rg_segment_clear_busy(seg, i);
+        rg_segment_end_work(seg, i);
         for (int a = 0; a < RG_MAX_CLIENTS; a++) {
             uint64_t holder = me;
             atomic_compare_exchange_strong(&seg->accounts[a].lock, &holder, 0);
         }
+        atomic_store(&c->owner, ended(me)); /* last: from now on others may take it */
     }
 }
 

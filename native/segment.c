@@ -715,6 +715,15 @@ void rg_segment_clear_busy(rg_segment *seg, int slot)
     }
 }
 
+void rg_segment_end_work(rg_segment *seg, int slot)
+{
+    rg_segment_clear_busy(seg, slot);
+    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
+        rg_share_settle(seg, d, slot, UINT64_MAX);
+        rg_stop_arm(seg, d, slot, false);
+    }
+}
+
 int rg_segment_reap(rg_segment *seg)
 {
     int reaped = 0;
@@ -731,11 +740,7 @@ int rg_segment_reap(rg_segment *seg)
             atomic_compare_exchange_strong(&c->state, &dead, RG_LIVE);
             continue;
         }
-        rg_segment_clear_busy(seg, i);
-        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
-            rg_share_settle(seg, d, i, UINT64_MAX);
-            rg_stop_arm(seg, d, i, false);
-        }
+        rg_segment_end_work(seg, i);
         reaped++;
     }
     return reaped;

@@ -619,6 +619,9 @@ rg_kernel *rg_kernel_find(rg_segment *seg, uint64_t key);
  * table is full: it is kept a quarter empty, so that looking for what it does not have is short. */
 bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound);
 
+/* rg_segment_end_work: what client `slot` had under way is none any more, as its program is gone. */
+void rg_segment_end_work(rg_segment *seg, int slot);
+
 /* rg_segment_reap: clears busy bits and slots of clients whose process is gone. Number of slots reaped. */
 int rg_segment_reap(rg_segment *seg);
 

@@ -125,6 +125,35 @@ describe("rigel run", () => {
     );
   });
 
+  test("a program that becomes another again and again has room as if it were one", async () => {
+    const program = place.file(
+      "becomes.py",
+      `import ctypes, os, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+left = int(sys.argv[1])
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+done = [cuda.cuInit(0), cuda.cuDeviceGet(ctypes.byref(device), 0)]
+done += [cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), cuda.cuCtxSetCurrent(context)]
+done += [cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(100 << 30))]
+if any(done) or left == 0:
+    print(left, done, flush=True)
+    sys.stdin.read()
+    sys.exit()
+os.execv(sys.executable, [sys.executable, sys.argv[0], str(left - 1)])`,
+    );
+    const options = ["--device", "simulated", "--segment", place.segments, "--class", "high", "--name", "becomes"];
+    // More often than a segment, or the simulated GPU, has room for processes.
+    const argv = [...commandLine(), "run", ...options, "--", "python3", program, "70"];
+    const pipes = { stdin: "pipe", stdout: "pipe", stderr: "pipe" } as const;
+    await using child = Bun.spawn(argv, { cwd: place.path, env: place.env, ...pipes });
+    const { value } = await child.stdout.getReader().read();
+    expect(new TextDecoder().decode(value)).toBe("0 [0, 0, 0, 0, 0]\n");
+    const [found] = (await ps())[0]?.clients ?? [];
+    expect(found?.processes.map(({ state }) => state).toSorted()).toEqual(["dead", "live"]);
+    child.stdin.end();
+    expect({ stderr: await child.stderr.text(), status: await child.exited }).toEqual({ stderr: "", status: 0 });
+  });
+
   test("finds its own process among those of the same name", async () => {
     const options = ["--device", "simulated", "--segment", place.segments, "--class", "high", "--name", "same", "-v"];
     const go = join(place.path, "go");

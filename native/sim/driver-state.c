@@ -326,8 +326,11 @@ static sim_state *use_state(int fd, off_t size)
 static CUresult enter_process(const char *path)
 {
     lock_state();
+    /* With an exec what this process had before is gone. */
     for (uint32_t i = 0; i < MAX_PROCESSES; i++)
-        if (state->process[i].pid && !alive(state->process[i].pid, state->process[i].start_ticks)) remove_process(i);
+        if (state->process[i].pid == getpid() ||
+            (state->process[i].pid && !alive(state->process[i].pid, state->process[i].start_ticks)))
+            remove_process(i);
     for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
         if (state->process[i].pid) continue;
         self = i;

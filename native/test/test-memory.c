@@ -1298,6 +1298,7 @@ static void an_exec_ends_what_was_before(void)
         CHECK_EQUAL(seg->clients[slots[i]].state, i == FORMER ? RG_DEAD : RG_LIVE);
         CHECK_EQUAL(seg->devices[1].high_busy >> slots[i] & 1, i != FORMER);
     }
+    CHECK_EQUAL(rg_segment_claim(seg, "client 0", RG_CLASS_HIGH, rg_now_ns()), slots[FORMER]);
     CHECK_EQUAL(seg->accounts[0].lock, 0);
     CHECK_EQUAL(seg->accounts[1].lock, owners[STRANGER] + 1);
     done();
