@@ -180,6 +180,8 @@ async function runIn(
 ): Promise<number> {
   const { segment } = joined;
   const { name } = client;
+  // Of those that were killed just now it may not be known yet.
+  segment.reap();
   const others = segment.slots().filter((slot) => slot.name === name && !slot.finished);
   if (others.some((slot) => slot.class !== client.class))
     throw new RigelError(

@@ -138,7 +138,11 @@ export class LoopKeeper implements Disposable {
       if (this.#release && !this.#segment.makerLives) this.#segment.closeGates();
     }
     if (!this.#release) return;
-    if (tick % Math.round(LOOK_s / TICK_S) === 0) this.#lookForStrangers();
+    if (tick % Math.round(LOOK_s / TICK_S) === 0) {
+      // Of a process that was killed together with its `rigel run` nobody else says so.
+      this.#segment.reap();
+      this.#lookForStrangers();
+    }
     if (this.#keepsOff) return;
     if (this.#segment.policy !== "slo") {
       this.#drop();

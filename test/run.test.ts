@@ -67,6 +67,17 @@ function run(kind: "high" | "best-effort", name: string, ...more: string[]) {
   return place.start(["run", ...options, "--", replay, "--profile", profile]);
 }
 
+/** A client that works and is killed, with its `rigel run`. */
+async function trainKilled() {
+  await using first = run("best-effort", "train");
+  const { clients } = await working("train");
+  const pid = clients[0]?.processes.find(({ state }) => state === "live")?.pid ?? 0;
+  first.kill("SIGKILL");
+  process.kill(pid, "SIGKILL");
+  await first.exited;
+  await until(() => (startedAt_ticks(pid) === undefined ? true : undefined));
+}
+
 const rigel = async (...args: string[]) => await place.rigel(...args, "--segment", place.segments);
 
 describe("rigel run", () => {
@@ -365,6 +376,22 @@ for time in range(5):
     expect((await ps())[0]?.clients).toMatchObject([{ name: "serve" }]);
     second.kill("SIGTERM");
     await second.exited;
+    expect(readdirSync(place.segments)).toEqual([]);
+  });
+
+  test("who was killed together with its rigel run is no client any more, and its name is free for another class", async () => {
+    const options = ["--device", "simulated", "--segment", place.segments, "--class", "high", "--name"];
+    // Nobody who comes or goes says so meanwhile.
+    await using other = place.start(["run", ...options, "other", "--", "sh", "-c", "echo ready; exec sleep 600"]);
+    await other.stdout.getReader().read();
+    await trainKilled();
+    expect(await place.rigel("run", ...options, "train", "--", "true")).toMatchObject({ status: 0 });
+    await trainKilled();
+    await until(async () => ((await ps())[0]?.clients.length === 0 ? true : undefined));
+    const refused = await rigel("pause", "train");
+    expect(refused).toMatchObject({ status: 2, stderr: expect.stringContaining("there is no client") });
+    other.kill("SIGTERM");
+    await other.exited;
     expect(readdirSync(place.segments)).toEqual([]);
   });
 
