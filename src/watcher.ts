@@ -5,7 +5,7 @@
  *   stats    { at, segments: Stats[], hangs: [{ segment, threshold_s, hung }] }  once a second, and to who begins to look on
  *   segment  { at, segment, state: "live" | "gone" }        a segment has appeared, or its last process has gone
  *   attach   { at, segment, client, class, pid }            a process has become a client
- *   exit     { at, segment, client, class, pid, state }     it has ended, or is dead
+ *   exit     { at, segment, client, class, pid, state }     it has ended, is dead, or is gone, and nothing tells which
  *   hang     { at, segment, client, class, pid, rank, verdict, why }  it hangs (hangs.ts says what that is)
  *   slo      { at, segment, slo }                           the control loop has another target, holder or rung, gave up or recovered, or ended (null)
  * `segment` is Stats.segment.id, `at` the wall clock. Reads only, but that it runs the control loop of a segment where nobody else does.
@@ -269,17 +269,23 @@ function gone(at: string, { segment, clients }: Stats): Event[] {
   ];
 }
 
-function changes(at: string, now: Stats, before: Stats | undefined): Event[] {
+/** What has happened to the processes and the control loop of a segment since it was looked at before. */
+export function changes(at: string, now: Stats, before: Stats | undefined): Event[] {
   const events: Event[] = [];
   const segment = now.segment.id;
   const earlier = new Map(
-    before?.clients.flatMap((client) =>
-      client.processes.map((process) => [`${process.slot} ${process.pid} ${process.attached_ms}`, process.state]),
-    ),
+    before?.clients.flatMap((client) => client.processes.map((process) => [processKey(process), process.state])),
   );
+  const still = new Set(now.clients.flatMap(({ processes }) => processes.map(processKey)));
+  // The next process may have its slot by now, and nothing tells how it ended.
+  for (const { name: client, class: kind, processes } of before?.clients ?? [])
+    for (const process of processes)
+      if (process.state === "live" && !still.has(processKey(process)))
+        events.push({ event: "exit", data: { at, segment, client, class: kind, pid: process.pid, state: "gone" } });
   for (const { name: client, class: kind, processes } of now.clients)
-    for (const { slot, pid, attached_ms, state } of processes) {
-      const was = earlier.get(`${slot} ${pid} ${attached_ms}`);
+    for (const process of processes) {
+      const { pid, state } = process;
+      const was = earlier.get(processKey(process));
       if (was === undefined) events.push({ event: "attach", data: { at, segment, client, class: kind, pid } });
       // Who came and went within the second, but not who was gone when watching began.
       if (state !== "live" && (was === undefined ? before !== undefined : was === "live"))
@@ -288,6 +294,11 @@ function changes(at: string, now: Stats, before: Stats | undefined): Event[] {
   if (sloKey(now.slo) !== sloKey(before?.slo ?? null))
     events.push({ event: "slo", data: { at, segment, slo: now.slo } });
   return events;
+}
+
+/** Tells a process from the one that has its slot, or its number, next. */
+function processKey({ slot, pid, attached_ms }: Stats["clients"][number]["processes"][number]): string {
+  return `${slot} ${pid} ${attached_ms}`;
 }
 
 /** What makes it another state, not only other numbers. */

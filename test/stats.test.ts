@@ -6,7 +6,8 @@ import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
-import { readingOf, statsOf, statsSchema } from "../src/stats.ts";
+import { type Stats, readingOf, statsOf, statsSchema } from "../src/stats.ts";
+import { changes } from "../src/watcher.ts";
 import { Scratch, TINY_PROFILE, start } from "./rigel.ts";
 
 let scratch: Scratch;
@@ -26,6 +27,13 @@ async function until<T>(condition: () => T | undefined): Promise<T> {
     if (found !== undefined) return found;
     await Bun.sleep(20);
   }
+}
+
+/** The events of what has changed between two looks: what, of which process, and how it ended. */
+function said(before: Stats, now: Stats): string[] {
+  return changes("2026-01-01T00:00:00.000Z", now, before).map(
+    ({ event, data }) => `${event} ${"pid" in data ? data.pid : ""} ${"state" in data ? data.state : ""}`,
+  );
 }
 
 describe("a segment seen from outside", () => {
@@ -98,6 +106,34 @@ describe("a segment seen from outside", () => {
     await child.exited;
     expect(segments.live(), await ended).toEqual([]);
     expect(child.exitCode).toBe(130);
+  });
+
+  test("an exit is told also where the next process of the client has its slot by the next look", async () => {
+    const config = scratch.file("again.json", {
+      device: "simulated",
+      clients: [{ name: "train", class: "best-effort", replay: { profile: "tiny.csv" } }],
+    });
+    const segments = new Segments(native, scratch.path);
+    await using child = start(["launch", config, "--duration", "600", "--segment", scratch.path]);
+    const ended = child.stderr.text();
+    const before = await until(() => {
+      const stats = segments.live().map((segment) => statsOf(readingOf(segment)))[0];
+      return stats?.clients[0]?.processes[0] ? stats : undefined;
+    });
+    child.kill("SIGINT");
+    await ended;
+    const [client] = before.clients;
+    const [process] = client?.processes ?? [];
+    if (!client || !process) throw new Error("no process");
+    const next = { ...process, pid: process.pid + 1, attached_ms: process.attached_ms + 500 };
+    const now = { ...before, clients: [{ ...client, processes: [next] }] };
+    expect(said(before, before)).toEqual([]);
+    expect(said(before, now)).toEqual([`exit ${process.pid} gone`, `attach ${next.pid} `]);
+    // Of one whose end was seen there is nothing more to say.
+    const over = { ...before, clients: [{ ...client, processes: [{ ...process, state: "ended" as const }] }] };
+    expect(said(before, over)).toEqual([`exit ${process.pid} ended`]);
+    expect(said(over, now)).toEqual([`attach ${next.pid} `]);
+    expect(said(before, { ...before, clients: [] })).toEqual([`exit ${process.pid} gone`]);
   });
 
   test("what the control loop shows is read back", () => {
