@@ -80,8 +80,9 @@ export class Terminal implements Disposable {
   /** Shows these lines, one below the other, and nothing else. */
   draw(lines: readonly string[]): void {
     if (!this.#taken) return;
-    const ends = lines.map((line) => `${line}\u001b[K`);
-    process.stdout.write(`\u001b[H${ends.join("\r\n")}\u001b[J`);
+    // Cleared before it is written: after the last column the cursor is still in it, and would clear what is there.
+    const cleared = lines.map((line, index) => `${index === lines.length - 1 ? "\u001b[J" : "\u001b[K"}${line}`);
+    process.stdout.write(`\u001b[H${cleared.join("\r\n")}`);
   }
 
   [Symbol.dispose](): void {

@@ -177,7 +177,7 @@ const NAME_WIDTH = 28;
 /** The picture, line by line; at most `height` of them. */
 export function render(view: View, screen: Screen): string[] {
   const { width, height } = screen;
-  const body = view.help ? help() : table(view, screen);
+  const body = view.help ? help().map((line) => clip(line, width)) : table(view, screen);
   const head = clip(title(view), width);
   const foot = screen.keys ? [paint(clip(view.notice || footer(view), width), "2", screen.colour)] : [];
   const room = Math.max(0, height - 1 - foot.length);

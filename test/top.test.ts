@@ -167,7 +167,8 @@ describe("the picture", () => {
       for (const height of [1, 2, 5, 24, 60]) {
         const lines = render(many, { ...terminal, width, height });
         expect(lines.length).toBeLessThanOrEqual(height);
-        for (const line of lines) expect(Bun.stringWidth(line)).toBeLessThanOrEqual(width);
+        const helped = render({ ...many, help: true }, { ...terminal, width, height });
+        for (const line of [...lines, ...helped]) expect(Bun.stringWidth(line)).toBeLessThanOrEqual(width);
       }
     expect(render(view, { ...file, width: 80 })[3]).toBe(
       "  CLIENT CLASS STATE   LAUNCH/S REQ/S P50 ms P99 ms GPU% WAIT% OFF%  MEM   PID",
@@ -303,6 +304,29 @@ describe("keys", () => {
 /* ---- The command */
 
 const running = (lines: string[]): boolean => lines.some((line) => /serve +high +running/.test(line));
+
+const isNarrow = (lines: string[]): boolean => lines.every((line) => Bun.stringWidth(line) <= 30);
+
+/** What a terminal shows of what was written to it: it does not wrap lines, so after the last column the cursor stays in it. */
+function shownOn(cols: number, rows: number, text: string): string[] {
+  const screen = Array.from({ length: rows }, () => Array.from({ length: cols }, () => " "));
+  let [row, column] = [0, 0];
+  const clear = (line: number, from: number): unknown => screen[line]?.fill(" ", from);
+  for (const [one] of text.matchAll(/\u001b\[[?\d;]*[A-Za-z]|[\s\S]/gu)) {
+    const line = screen[row];
+    if (one === "\u001b[H") [row, column] = [0, 0];
+    else if (one === "\r") column = 0;
+    else if (one === "\n") row = Math.min(rows - 1, row + 1);
+    else if (one === "\u001b[K" || one === "\u001b[J") {
+      clear(row, column);
+      if (one === "\u001b[J") for (let below = row + 1; below < rows; below++) clear(below, 0);
+    } else if (!one.startsWith("\u001b") && line) {
+      line[column] = one;
+      column = Math.min(cols - 1, column + 1);
+    }
+  }
+  return screen.map((line) => line.join("").trimEnd());
+}
 
 describe("the command", () => {
   let scratch: Scratch;
@@ -487,6 +511,30 @@ describe("the command", () => {
     expect(await child.exited).toBe(status);
     await until(() => all().endsWith(LEAVE));
     expect(pty.localFlags).toBe(before);
+  });
+
+  test("shows that a line was cut, and nothing of what was there before", async () => {
+    const { child, pty, until, all } = inTerminal();
+    pty.resize(30, 8);
+    await until((lines) => isNarrow(lines) && running(lines));
+    pty.write("h");
+    await until((lines) => isNarrow(lines) && lines.some((line) => line.includes("q, Ctrl-C")));
+    pty.write("h");
+    await until((lines) => isNarrow(lines) && running(lines) && (lines.at(-1) ?? "").startsWith("q quit"));
+    pty.write("q");
+    await child.exited;
+    await until(() => all().endsWith(LEAVE));
+    const shown = shownOn(30, 8, all().slice(all().indexOf("\u001b[H")));
+    expect(shown).toEqual([
+      "rigel top: 1 launch, 2 client…",
+      "",
+      "NVIDIA H200 (simulated) | pol…",
+      expect.stringMatching(/^ {2}CLIENT +CLASS/),
+      expect.stringMatching(/^ {2}(serve|train) /),
+      expect.stringMatching(/^ {2}(serve|train) /),
+      "q quit  s sort (attached)  up…",
+      "",
+    ]);
   });
 
   test("has no colour where that is not wanted", async () => {
