@@ -10,7 +10,7 @@ import { policyOf } from "../src/dashboard.ts";
 import { launchPage } from "../src/launch-page.ts";
 import { decades, steps } from "../src/page/scale.ts";
 import { buildPage } from "../src/page.ts";
-import { type Mode, type Report, compared } from "../src/report.ts";
+import { type Mode, type Report, type ThreadClient, compared } from "../src/report.ts";
 import { svgOf } from "../src/terminal-svg.ts";
 import { type Stats, statsSchema } from "../src/stats.ts";
 import { Place, Server, spinning, until } from "./serving.ts";
@@ -370,6 +370,32 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     expect(await rows([phase("alone", null, 100), phase("governed", null, 80)])).toBe(
       "train launches/s 100 80.0 (x0.80)",
     );
+  });
+
+  test("a launch's page lists clients that threads have entered under their process, as the table does", async () => {
+    const config = place.file("threads.json", place.pair({ policy: { name: "priority" } }));
+    const { stdout } = await place.rigel("launch", config, "--duration", "1", "--json", "--segment", place.segments);
+    const report: Report = JSON.parse(stdout);
+    const [serve, train] = report.clients;
+    if (!serve || !train) throw new Error("no clients");
+    const own: ThreadClient = { ...train, name: "part", launches_per_s: 4321, processes: 1, devices: [0] };
+    const page = place.file(
+      "threads.html",
+      await launchPage({ ...report, clients: [{ ...serve, threads: [own] }, train] }),
+    );
+    const tab = await opened(`file://${page}`);
+    await tab.until(shows("Policy priority has no control loop"));
+    const cells = `[...document.querySelectorAll("table tbody tr")].map((row) => [...row.cells].map((cell) => cell.innerText))`;
+    const rows = z.array(z.array(z.string())).parse(await tab.evaluate(cells));
+    expect(rows.map(([name]) => name)).toEqual(["serve", "serve/part", "train"]);
+    expect(rows[1]).toEqual([
+      "serve/part",
+      "best-effort",
+      "",
+      ...(rows[2]?.slice(3, 8) ?? []),
+      "4321",
+      rows[2]?.[9] ?? "",
+    ]);
   });
 
   test("goes on when the machine's clock was set back", async () => {

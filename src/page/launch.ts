@@ -6,6 +6,7 @@
 
 import type { Report } from "../report.ts";
 import { digits, durationText, rateText, targetText, throughput, turnsText } from "../show.ts";
+import type { Measured } from "../stats.ts";
 import { byId, colourOf, element, table, withUnit } from "./element.ts";
 import { type Line, Plot } from "./plot.ts";
 
@@ -39,19 +40,29 @@ function clients({ clients: all }: Report): HTMLElement {
     "launches/s",
     "gate waits",
   ];
-  const rows = all.map((client, index) => [
-    { text: client.name, colour: colourOf(index) },
-    client.class,
-    client.stopped ? "stopped" : client.exit_code === null ? "not started" : `exit ${client.exit_code}`,
-    digits(client.requests.p50_ms),
-    digits(client.requests.p95_ms),
-    digits(client.requests.p99_ms),
-    String(client.requests.count),
-    rateText(client.iterations_per_s),
-    rateText(client.launches_per_s),
-    String(client.gate.waits),
+  const rows = all.flatMap((client, index) => [
+    [
+      { text: client.name, colour: colourOf(index) },
+      client.class,
+      client.stopped ? "stopped" : client.exit_code === null ? "not started" : `exit ${client.exit_code}`,
+      ...counts(client),
+    ],
+    // What they did is not in the counts of their process.
+    ...(client.threads ?? []).map((own) => [`${client.name}/${own.name}`, own.class, "", ...counts(own)]),
   ]);
   return element("div", "card scroll", table(header, rows, 3, 1));
+}
+
+function counts({ requests, iterations_per_s, launches_per_s, gate }: Measured): string[] {
+  return [
+    digits(requests.p50_ms),
+    digits(requests.p95_ms),
+    digits(requests.p99_ms),
+    String(requests.count),
+    rateText(iterations_per_s),
+    rateText(launches_per_s),
+    String(gate.waits),
+  ];
 }
 
 function ratio(value: number | null | undefined): string {
