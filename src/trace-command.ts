@@ -49,7 +49,11 @@ async function runTrace(client: string | undefined, flags: TraceFlags): Promise<
   const path = toStdout ? "standard output" : resolve(flags.output);
   const options = { client, last_s: flags.last };
   const summary = toStdout ? await printTrace(segments, options) : await writeTrace(segments, path, options);
-  if (!summary) return progress(`${path}: closed by whoever read it, before the end of the trace`);
+  if (!summary) {
+    // Where there is no room for it, that has been said already.
+    if (process.exitCode === undefined) progress(`${path}: closed by whoever read it, before the end of the trace`);
+    return;
+  }
   if (flags.json) {
     process.stdout.write(`${JSON.stringify(summary, null, 2)}\n`);
     return;

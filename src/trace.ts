@@ -61,7 +61,7 @@ export async function writeTrace(
   return { schema: 1, path, clients, events: clients.reduce((sum, { events }) => sum + events, 0) };
 }
 
-/** The same on standard output; undefined: whoever read it has gone before its end. */
+/** The same on standard output; undefined: whoever read it has gone before its end, or there is no room for it. */
 export async function printTrace(
   segments: readonly Segment[],
   options: TraceOptions = {},

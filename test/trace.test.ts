@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import { Native, make } from "../src/native.ts";
 import { type Operation, isLatest, spread } from "../src/records.ts";
-import { Scratch, TINY_PROFILE, cramped, reportOf, rigel, root, start } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, after, cramped, reportOf, rigel, root, start } from "./rigel.ts";
 import { Place, until } from "./serving.ts";
 import { World } from "./world.ts";
 
@@ -493,6 +493,12 @@ test("on standard output that nobody reads to its end it says so, and not how mu
     "rigel: standard output: closed by whoever read it, before the end of the trace\n",
   );
   expect(await unread.exited).toBe(0);
+  // Of a file without room for it nobody has gone.
+  const noRoom = await after("exec > /dev/full", root, ["trace", "--segment", world.segment.path, "-o", "-"]);
+  expect(noRoom).toMatchObject({
+    status: 1,
+    stderr: "rigel: standard output cannot be written (ENOSPC: no space left on device, write)\n",
+  });
 });
 
 test("errors say what there is", async () => {
