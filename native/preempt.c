@@ -642,7 +642,7 @@ static void count_off(uint64_t *counted)
 static void stand_aside(preemptor *p)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    const uint64_t OFTEN_NS = 1000000000;
+    const uint64_t OFTEN_NS = 250000000; /* who looks once a second is to see what belongs to that second, or most of it */
     uint64_t since = rg_now_ns(), counted = since, again_ns, left_ns, look_ns, idle = atomic_load(&dev->idle_ns);
     uint64_t enabled_ns = 0; /* since when the channels are on, though its streams stop, and high clients only wait */
     bool may_suspend_too;    /* if what is under way launches for longer than it seemed to */

@@ -912,6 +912,27 @@ static void time_off_the_gpu_is_told_meanwhile(void)
     done();
 }
 
+/* Also where nobody is due: who looks once a second is shown what belongs to that second. */
+static void time_off_the_gpu_is_told_in_the_second_it_belongs_to(void)
+{
+    enum { TRIES = 20, SOON_NS = 500000000 }; /* on a machine under load it is looked at later, but not each time */
+    become_preemptible();
+    seg->settings.starvation_us = 60000000;
+    uint64_t told_ns = SOON_NS;
+    for (int i = 0; i < TRIES && told_ns >= SOON_NS; i++) {
+        uint64_t before = atomic_load(&rg.slot->suspended_ns), now;
+        other_launches(true);
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == (uint64_t)i + 1);
+        WAIT_FOR((now = atomic_load(&rg.slot->suspended_ns)) > before);
+        told_ns = now - before;
+        other_launches(false);
+        launch(spin, NULL, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* it is back */
+    }
+    CHECK(told_ns < SOON_NS);
+    done();
+}
+
 /* A client that leaves, or ends, while it is off the GPU leaves nothing behind that waits. */
 static void leaving_while_suspended(void)
 {
@@ -1285,6 +1306,7 @@ int main(int argc, char **argv)
     RUN(a_driver_that_always_refuses_is_believed);
     RUN(channels_that_go_as_they_come_back_are_no_failure);
     RUN(time_off_the_gpu_is_told_meanwhile);
+    RUN(time_off_the_gpu_is_told_in_the_second_it_belongs_to);
     RUN(leaving_while_suspended);
     RUN(its_thread_is_prompt_and_no_other);
     RUN(the_program_does_not_wait_for_a_question_to_the_driver);
