@@ -13,7 +13,7 @@ import packageJson from "../package.json" with { type: "json" };
 import { above0, deviceSelector, whole } from "./arguments.ts";
 import { addBench } from "./bench.ts";
 import { addCalibrateCommand } from "./calibrate-command.ts";
-import { type Config, POLICIES, readConfig } from "./config.ts";
+import { type Config, POLICIES, filesRead, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
 import { writableSegmentFolder } from "./discover.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
@@ -148,12 +148,19 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   const status = { option: "--status", file: flags.status };
   // Whatever else is wrong, that says so.
   await checkApart([status], [file]);
-  if (flags.status !== undefined) await leaveStatus(flags.status);
+  const leftStatus = flags.status === undefined ? undefined : await leaveStatus(flags.status);
   const outputs = [status, { option: "--html", file: flags.html }, { option: "--trace", file: flags.trace }];
   await checkApart(outputs, [file]);
   const native = await Native.load();
   const base = flags.base === undefined ? undefined : resolve(flags.base);
   const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json"), base), flags);
+  const read = filesRead(config);
+  await checkApart([status], read).catch((thrown) => {
+    // Not even to say that.
+    leftStatus?.();
+    throw thrown;
+  });
+  await checkApart(outputs, read);
   // Clients may run in other folders.
   const segmentFolder = writableSegmentFolder(flags.segment);
   const planned = await plan(config, native, simulationState(segmentFolder));
@@ -181,14 +188,14 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   if (flags.html !== undefined) await writeOutput("--html", flags.html, await launchPage(report));
 }
 
-/** However the launch ends, unless it is killed, or was asked to end before Rigel had been loaded. */
-async function leaveStatus(file: string): Promise<void> {
+/** However the launch ends, unless it is killed, or was asked to end before Rigel had been loaded. Returns what gives that up. */
+async function leaveStatus(file: string): Promise<() => void> {
   // As it was named: resolve() takes what ends in a slash for a file.
   await checkOutput("--status", file);
   const path = resolve(file);
   // Before there are clients, and once they have ended, a signal would end this process without it.
   onEnd(() => {});
-  process.on("exit", (status) => {
+  const leave = (status: number): void => {
     // A device or a pipe is written as it is; a file appears whole, or not at all.
     const there = statAt(path);
     const isFile = there?.isFile() ?? true;
@@ -202,7 +209,9 @@ async function leaveStatus(file: string): Promise<void> {
       progress(`--status: ${path} cannot be written (${whyNot(thrown)})`);
       process.exitCode = status || 1;
     }
-  });
+  };
+  process.on("exit", leave);
+  return () => process.off("exit", leave);
 }
 
 function overridden(config: Config, flags: LaunchFlags): Config {

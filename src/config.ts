@@ -263,6 +263,17 @@ export function profileFields(field: string, profiles: readonly string[]): [stri
   return profiles.map((path, index) => [profiles.length > 1 ? `${field}[${index}]` : field, path]);
 }
 
+/** The files that its clients are read from: none of them is to be written. */
+export function filesRead({ clients }: Pick<RawConfig, "clients">): string[] {
+  return clients.flatMap(({ profile, replay }) => [...(profile ?? []), ...(replay?.profile ?? []), ...gapsOf(replay)]);
+}
+
+/** The file with the gaps between a replay's requests, if it has one. */
+function gapsOf(replay: RawConfig["clients"][number]["replay"]): string[] {
+  const arrivals = replay?.arrivals;
+  return arrivals === undefined || arrivals === "uniform" || arrivals === "poisson" ? [] : [arrivals];
+}
+
 /** A configuration as read: file names in it are absolute. */
 export interface Config extends RawConfig {
   /** The file it came from, as the user named it; errors start with it. */
@@ -306,13 +317,12 @@ function refuseRelative({ clients }: RawConfig, names: readonly FieldNames[], fi
   const lines = clients.flatMap(({ cwd, profile, command, replay }, index) => {
     const { client, profile: replayed, arrivals } = names[index] ?? fieldNames(index);
     const program = command?.[0]?.includes("/") && cwd === undefined ? command[0] : undefined;
-    const gaps = replay?.arrivals === "uniform" || replay?.arrivals === "poisson" ? undefined : replay?.arrivals;
     const paths: [string, string | undefined][] = [
       [`${client}.cwd`, cwd],
       ...profileFields(`${client}.profile`, profile ?? []),
       [`${client}.command[0]`, program],
       ...profileFields(replayed, replay?.profile ?? []),
-      [arrivals, gaps],
+      [arrivals, gapsOf(replay)[0]],
     ];
     return paths
       .filter(([, path]) => path !== undefined && !isAbsolute(path))

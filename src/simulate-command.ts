@@ -3,7 +3,7 @@
 import { join } from "node:path";
 import { type Command } from "commander";
 import { between, upTo, whole } from "./arguments.ts";
-import { LONGEST_DURATION_s, readConfig } from "./config.ts";
+import { LONGEST_DURATION_s, filesRead, readConfig } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
@@ -130,6 +130,7 @@ async function runSimulate(file: string | undefined, flags: Flags): Promise<void
 
 async function runPrediction(file: string | undefined, flags: Flags, native: Native): Promise<void> {
   const config = await readConfig(file ?? join(native.files.profiles, "demo.json"));
+  await checkApart([{ option: "--html", file: flags.html }], filesRead(config));
   const begun = performance.now();
   const { prediction, count } = await shown(async (watch) =>
     predict(

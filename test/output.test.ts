@@ -11,6 +11,9 @@ const CONFIG = JSON.stringify({
   policy: { name: "none" },
   clients: [{ name: "it", class: "high", replay: { profile: "tiny.csv", iterations: 1 } }],
 });
+/** One that reads a second file. */
+const WITH_GAPS = CONFIG.replace('"iterations":1', '"iterations":1,"arrivals":"gaps.json"');
+const GAPS = "[0.01]";
 
 describe.concurrent("a file that is read, or written by another option, is not written:", () => {
   test.each([
@@ -20,6 +23,14 @@ describe.concurrent("a file that is read, or written by another option, is not w
     ["launch config.json --html config.json", "--html: expected another file than what is read, got config.json"],
     ["launch config.json --trace link.json", "--trace: expected another file than what is read, got link.json"],
     ["launch config.json --status config.json", "--status: expected another file than what is read, got config.json"],
+    ["launch config.json --html tiny.csv", "--html: expected another file than what is read, got tiny.csv"],
+    [
+      "launch config.json --trace linked/gaps.json",
+      "--trace: expected another file than what is read, got linked/gaps",
+    ],
+    ["launch config.json --status tiny.csv", "--status: expected another file than what is read, got tiny.csv"],
+    ["launch config.json --status tiny.csv --dry-run", "--status: expected another file than what is read"],
+    ["simulate config.json --html tiny.csv", "--html: expected another file than what is read, got tiny.csv"],
     ["launch config.json --html new --trace ./new", "--trace: expected another file than that of --html, got ./new"],
     ["launch config.json --html new --trace linked/new", "--trace: expected another file than that of --html"],
     ["launch config.json --trace -", "--trace: expected a file, got - (./- is one of that name)"],
@@ -30,14 +41,20 @@ describe.concurrent("a file that is read, or written by another option, is not w
   ])("rigel %s", async (line, error) => {
     using scratch = new Scratch();
     scratch.file("tiny.csv", TINY_PROFILE);
-    scratch.file("config.json", CONFIG);
+    scratch.file("config.json", WITH_GAPS);
+    scratch.file("gaps.json", GAPS);
     symlinkSync("config.json", join(scratch.path, "link.json"));
     symlinkSync(".", join(scratch.path, "linked"));
     await using child = start(line.split(" "), { cwd: scratch.path });
     const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
     expect({ status, stdout }, stderr).toEqual({ status: 2, stdout: "" });
     expect(stderr).toContain(`rigel: ${error}`);
-    expect(readFileSync(join(scratch.path, "config.json"), "utf8")).toBe(CONFIG);
+    for (const [name, text] of Object.entries({
+      "config.json": WITH_GAPS,
+      "tiny.csv": TINY_PROFILE,
+      "gaps.json": GAPS,
+    }))
+      expect(readFileSync(join(scratch.path, name), "utf8")).toBe(text);
     expect(existsSync(join(scratch.path, "new"))).toBe(false);
   });
 });
