@@ -328,16 +328,22 @@ function clientOf(name: string, total: Total, now: Reading, before: Reading | un
       denied: memory?.denied ?? 0,
     },
     gpu_share: now.gpu_shares?.get(name) ?? null,
-    rates: before ? ratesOf(since(total.usage, earlier?.usage), (now.at_ns - before.at_ns) / 1e9, guard) : null,
+    rates: before ? ratesOf(since(total, earlier), (now.at_ns - before.at_ns) / 1e9, guard) : null,
   };
 }
 
-/** What was added to a usage. Where a process of another client took the slot meanwhile, its counts began anew. */
-function since(now: Usage, before: Usage | undefined): Usage {
-  const added = before ? combine(now, before, -1) : now;
-  const grew =
-    added.request_ns.isCount && added.report_ns.isCount && Object.values(added.counters).every((n) => n >= 0);
-  return grew ? added : now;
+/**
+ * What a client's processes have added, slot by slot: those of one that has ended go when another client needs its slot, and are no less done.
+ * Where that was taken back meanwhile its counts began anew.
+ */
+function since(now: Total, before: Total | undefined): Usage {
+  const added = now.processes.map(({ index, usage }) => {
+    const was = before?.processes.find((process) => process.index === index)?.usage;
+    const more = was ? combine(usage, was, -1) : usage;
+    const grew = more.request_ns.isCount && more.report_ns.isCount && Object.values(more.counters).every((n) => n >= 0);
+    return grew ? more : usage;
+  });
+  return added.reduce((sum, one) => combine(sum, one, 1));
 }
 
 /** Per second, of what happened in `interval_s`. */

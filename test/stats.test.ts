@@ -9,6 +9,7 @@ import { Segment } from "../src/segment.ts";
 import { type Stats, readingOf, statsOf, statsSchema } from "../src/stats.ts";
 import { changes } from "../src/watcher.ts";
 import { Scratch, TINY_PROFILE, start } from "./rigel.ts";
+import { World } from "./world.ts";
 
 let scratch: Scratch;
 let native: Native;
@@ -134,6 +135,28 @@ describe("a segment seen from outside", () => {
     expect(said(before, over)).toEqual([`exit ${process.pid} ended`]);
     expect(said(over, now)).toEqual([`attach ${next.pid} `]);
     expect(said(before, { ...before, clients: [] })).toEqual([`exit ${process.pid} gone`]);
+  });
+
+  test("rates are of what was done, also where a process that has ended loses its slot to another client", async () => {
+    await using world = new World(native);
+    const profile = world.scratch.file("tiny.csv", TINY_PROFILE);
+    for (let i = 0; i < 2; i++) world.run([native.files.replay, "--profile", profile], "train", "best-effort");
+    const before = await until(() => {
+      const reading = readingOf(world.segment);
+      const processes = reading.totals.get("train")?.processes ?? [];
+      return processes.filter(({ usage }) => usage.counters.launches > 0).length === 2 ? reading : undefined;
+    });
+    const total = before.totals.get("train");
+    const [, other] = total?.processes ?? [];
+    if (!total || !other) throw new Error("no two processes");
+    // A second in which the other one has done nothing.
+    const totals = new Map([["train", { ...total, usage: other.usage, processes: [other] }]]);
+    const [client] = statsOf({ ...before, at_ns: before.at_ns + 1e9, totals }, before).clients;
+    expect(client?.launches).toBe(other.usage.counters.launches);
+    expect(client?.rates).toMatchObject({ interval_s: 1, launches_per_s: 0, requests_per_s: 0 });
+    // What one does that was not there before is new.
+    const [later] = statsOf({ ...before, at_ns: before.at_ns + 1e9 }, { ...before, totals }).clients;
+    expect(later?.rates?.launches_per_s).toBe(total.usage.counters.launches - other.usage.counters.launches);
   });
 
   test("what the control loop shows is read back", () => {
