@@ -463,13 +463,11 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
             if (!atomic_compare_exchange_strong(&c->owner, &old, me))
                 continue;
             atomic_store(&c->state, RG_CLAIMING);
-            rg_segment_clear_busy(seg, i);
+            rg_segment_end_work(seg, i);
             clear_trace(seg, i);
             atomic_store(&c->threads_lost, 0);
             atomic_store(&c->communicators_lost, 0);
             for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
-                rg_share_settle(seg, d, i, UINT64_MAX);
-                rg_stop_arm(seg, d, i, false);
                 /* What the one before was at when it ended is none of this one's requests. */
                 atomic_store(&rg_share_of(seg, d, i)->began_ns, 0);
                 atomic_store(&rg_share_of(seg, d, i)->began_launches, rg_progress(c));

@@ -8,6 +8,7 @@
 import { z } from "zod";
 import type { Shown } from "./bench-report.ts";
 import type { Row } from "./bench-stats.ts";
+import { deviceSchema } from "./device.ts";
 import { RigelError } from "./errors.ts";
 import { inputName, readJson } from "./json.ts";
 import { parse } from "./schema.ts";
@@ -57,15 +58,7 @@ const benchSchema = z.object({
   schema: z.literal(2),
   started: z.string(),
   simulated: z.boolean(),
-  device: z.object({
-    index: z.int(),
-    name: z.string(),
-    uuid: z.string(),
-    simulated: z.boolean(),
-    sms: z.int(),
-    memory_bytes: z.int(),
-    exclusive: z.boolean(),
-  }),
+  device: deviceSchema,
   driver: z.string().nullable(),
   versions: z.record(z.string(), z.string()),
   host: z.object({ processor: z.string(), processors: z.int(), kernel: z.string() }),

@@ -12,7 +12,7 @@ import { removeIfPossible } from "./path.ts";
 import { onEnd } from "./interrupt.ts";
 import type { NativeFiles } from "./native.ts";
 
-const deviceSchema = z.object({
+export const deviceSchema = z.object({
   index: z.int(),
   name: z.string(),
   uuid: z.string(),

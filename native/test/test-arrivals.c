@@ -241,8 +241,11 @@ static void foresees_where_something_is_left_unread(void)
     done();
 }
 
-/* Nor does what the program reads after the request that it is of keep the next one from being foreseen, where that cannot be foreseen by it. */
-static void foresees_beside_what_is_read_later(void)
+/*
+ * Nor does what the program reads after the request that it is of keep the next one from being foreseen, where that cannot be foreseen by it: what has
+ * come with the request, or amid it.
+ */
+static void beside_what_is_read_later(bool amid)
 {
     enum { MANY = 10 };
     become_a_server();
@@ -254,12 +257,15 @@ static void foresees_beside_what_is_read_later(void)
         usleep(soon ? 5000 : 60000);
         uint64_t before = foreseen();
         send_one(c);
-        send_one(c);
+        if (!amid)
+            send_one(c);
         receive_one(c);
         usleep(10000);
         if (soon)
             in_a_row = foreseen() > before ? in_a_row + 1 : 0;
         launch(spin, NULL, 5000000);
+        if (amid)
+            send_one(c);
         CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
         receive_one(c);
         beat();
@@ -267,32 +273,13 @@ static void foresees_beside_what_is_read_later(void)
     CHECK_EQUAL(in_a_row, MANY);
     done();
 }
-
-/* Nor where that comes amid the request. */
+static void foresees_beside_what_is_read_later(void)
+{
+    beside_what_is_read_later(false);
+}
 static void foresees_beside_what_comes_amid_and_is_read_later(void)
 {
-    enum { MANY = 10 };
-    become_a_server();
-    connection c = a_pipe();
-    beat();
-    int in_a_row = 0;
-    for (int i = 0; i < 800 && in_a_row < MANY; i++) {
-        bool soon = i % 3 == 0;
-        usleep(soon ? 5000 : 60000);
-        uint64_t before = foreseen();
-        send_one(c);
-        receive_one(c);
-        usleep(10000);
-        if (soon)
-            in_a_row = foreseen() > before ? in_a_row + 1 : 0;
-        launch(spin, NULL, 5000000);
-        send_one(c);
-        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
-        receive_one(c);
-        beat();
-    }
-    CHECK_EQUAL(in_a_row, MANY);
-    done();
+    beside_what_is_read_later(true);
 }
 
 /* And has streams stop, with the GPU there before the launch. */
