@@ -878,7 +878,24 @@ static uint64_t texel_half_bytes(int format, unsigned channels)
     case CU_AD_FORMAT_UNSIGNED_INT16:
     case CU_AD_FORMAT_SIGNED_INT16:
     case CU_AD_FORMAT_HALF: return 4 * channels;
+    /* Pictures: all channels of a texel, of which 4:2:0 has 1.5 and 4:2:2 two. 10 bits take 16, but for those packed into 32. */
     case CU_AD_FORMAT_NV12: return 3;
+    case CU_AD_FORMAT_NV16:
+    case CU_AD_FORMAT_YUY2: return 4;
+    case CU_AD_FORMAT_P010:
+    case CU_AD_FORMAT_P016:
+    case CU_AD_FORMAT_Y444_PLANAR8:
+    case CU_AD_FORMAT_YUV444_8bit_SemiPlanar: return 6;
+    case CU_AD_FORMAT_P210:
+    case CU_AD_FORMAT_P216:
+    case CU_AD_FORMAT_Y210:
+    case CU_AD_FORMAT_Y216:
+    case CU_AD_FORMAT_AYUV:
+    case CU_AD_FORMAT_Y410:
+    case CU_AD_FORMAT_UNORM_INT_101010_2: return 8;
+    case CU_AD_FORMAT_Y444_PLANAR10:
+    case CU_AD_FORMAT_YUV444_16bit_SemiPlanar: return 12;
+    case CU_AD_FORMAT_Y416: return 16;
     case CU_AD_FORMAT_BC1_UNORM:
     case CU_AD_FORMAT_BC1_UNORM_SRGB:
     case CU_AD_FORMAT_BC4_UNORM:

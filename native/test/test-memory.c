@@ -116,6 +116,54 @@ static void each_kind_is_counted_and_given_back(void)
     done();
 }
 
+static CUresult make_any_array(CUarray *a, const CUDA_ARRAY3D_DESCRIPTOR *d)
+{
+    (void)d;
+    *a = (CUarray)(uintptr_t)0x7777;
+    return CUDA_SUCCESS;
+}
+
+/* Formats with more to a texel than channels of one width, by their numbers in cuda.h; the simulated GPU has none of them. */
+static void texels_of_pictures_are_as_large_as_they_are(void)
+{
+    static const struct {
+        int format;
+        unsigned channels, bytes; /* of 16 x 16 texels */
+    } PICTURES[] = {
+        {0x50, 4, 1024}, /* UNORM_INT_101010_2 */
+        {0x91, 4, 128},  /* BC1_UNORM */
+        {0x9e, 4, 256},  /* BC7_UNORM_SRGB */
+        {0x9f, 3, 768},  /* P010 */
+        {0xa1, 3, 768},  /* P016 */
+        {0xa2, 3, 512},  /* NV16 */
+        {0xa3, 3, 1024}, /* P210 */
+        {0xa4, 3, 1024}, /* P216 */
+        {0xa5, 2, 512},  /* YUY2 */
+        {0xa6, 2, 1024}, /* Y210 */
+        {0xa7, 2, 1024}, /* Y216 */
+        {0xa8, 4, 1024}, /* AYUV */
+        {0xa9, 4, 1024}, /* Y410 */
+        {0xb0, 3, 384},  /* NV12 */
+        {0xb1, 4, 2048}, /* Y416 */
+        {0xb2, 3, 768},  /* Y444_PLANAR8 */
+        {0xb3, 3, 1536}, /* Y444_PLANAR10 */
+        {0xb4, 3, 768},  /* YUV444_8bit_SemiPlanar */
+        {0xb5, 3, 1536}, /* YUV444_16bit_SemiPlanar */
+        {0xc2, 4, 1024}, /* UNORM_INT8X4 */
+        {0xcb, 4, 2048}, /* SNORM_INT16X4 */
+    };
+    prepare();
+    become("pictures", NULL);
+    rg_real.hooked[RG_HOOK_cuArray3DCreate_v2] = (void *)make_any_array;
+    for (size_t i = 0; i < sizeof PICTURES / sizeof *PICTURES; i++) {
+        CUarray array;
+        CUDA_ARRAY3D_DESCRIPTOR d = texture(16, 16, 0, PICTURES[i].format, PICTURES[i].channels);
+        OK(cuArray3DCreate_v2(&array, &d)); /* the one before has gone: it has the same handle */
+        CHECK_EQUAL(used(), PICTURES[i].bytes);
+    }
+    done();
+}
+
 /* The pool gives nothing back by itself. */
 static void keeps_all(CUmemoryPool pool)
 {
@@ -1490,6 +1538,7 @@ int main(int argc, char **argv)
         return after_exec();
     int failures = 0;
     RUN(each_kind_is_counted_and_given_back);
+    RUN(texels_of_pictures_are_as_large_as_they_are);
     RUN(stream_ordered_memory_is_counted_until_it_is_freed);
     RUN(host_memory_from_a_pool_is_not_counted);
     RUN(a_destroyed_pool_is_not_asked);
