@@ -136,15 +136,18 @@ static void join_account(const char *name)
     errno = 0;
     bool told = memory && *memory;
     unsigned long long limit = told ? strtoull(memory, &end, 10) : 0;
+    if (told && (*end || errno || !limit || memory[0] < '0' || memory[0] > '9')) {
+        rg_say("rigel: RIGEL_MEMORY is \"%s\", expected a number of bytes above 0; it is as if it were not set", memory);
+        told = false;
+        limit = 0;
+    }
     uint64_t before = atomic_load(&rg.account->limit_bytes); /* before `wanted_limit`, which is set before the limit is */
     if (!told && !rg_account_alone(rg.segment, rg.account, rg.slot_index))
         return;
-    if (told && (*end || errno || !limit || memory[0] < '0' || memory[0] > '9'))
-        rg_say("rigel: RIGEL_MEMORY is \"%s\", expected a number of bytes above 0; running without a memory limit", memory);
-    else /* another process may take away the limit of those that have ended just then */
-        while (!atomic_load(&rg.account->wanted_limit) &&
-               !atomic_compare_exchange_strong(&rg.account->limit_bytes, &before, limit) && told)
-            continue;
+    /* Another process may take away the limit of those that have ended just then. */
+    while (!atomic_load(&rg.account->wanted_limit) &&
+           !atomic_compare_exchange_strong(&rg.account->limit_bytes, &before, limit) && told)
+        continue;
 }
 
 static void attach(void)

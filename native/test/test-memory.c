@@ -1483,6 +1483,24 @@ static void a_limit_ends_with_its_client(void)
     done();
 }
 
+static void have_nonsense(void)
+{
+    become("again", "40GiB");
+    CHECK_EQUAL(rg.account->limit_bytes, 0);
+}
+
+/* Nor does who is told what is no number go on with what those that have ended were told. */
+static void nonsense_is_no_limit_of_those_before(void)
+{
+    prepare();
+    meet();
+    atomic_store(&shared->go, 1);
+    ends_well(other(hold_with_a_limit));
+    CHECK_EQUAL(seg->accounts[0].limit_bytes, 1000);
+    ends_well(other(have_nonsense));
+    done();
+}
+
 static void another_clients_memory_is_its_own(void)
 {
     prepare();
@@ -1569,6 +1587,7 @@ int main(int argc, char **argv)
     RUN(processes_of_a_client_share_its_limit);
     RUN(what_one_process_holds_the_other_cannot);
     RUN(a_limit_ends_with_its_client);
+    RUN(nonsense_is_no_limit_of_those_before);
     RUN(another_clients_memory_is_its_own);
     RUN(exec_starts_from_nothing);
     return failures ? 1 : 0;
