@@ -429,15 +429,19 @@ function notesOnContexts(segment: Segment): string[] {
   ]);
 }
 
-/** Who was refused memory because of its limit. */
+/** Who was refused memory because of its limit; one that would have let the last allocation through was set later. */
 function notesOnMemory(running: readonly Running[], { memory }: Counted): string[] {
   return running.flatMap(({ client: { name } }) => {
     const { limit_bytes = null, denied = 0, last_denied } = memory.get(name) ?? {};
-    if (limit_bytes === null || denied === 0 || last_denied === undefined) return [];
+    if (denied === 0 || last_denied === undefined) return [];
+    const { bytes, used_bytes } = last_denied;
+    const limit =
+      limit_bytes === null || used_bytes + bytes <= limit_bytes
+        ? "the memory limit that it had then"
+        : `its memory limit of ${sizeText(limit_bytes)}`;
     return [
-      `${name}: ${denied} ${denied === 1 ? "allocation was" : "allocations were"} refused at its memory limit of ` +
-        `${sizeText(limit_bytes)}; the last one asked for ${sizeText(last_denied.bytes)} with ` +
-        `${sizeText(last_denied.used_bytes)} in use`,
+      `${name}: ${denied} ${denied === 1 ? "allocation was" : "allocations were"} refused at ${limit}; ` +
+        `the last one asked for ${sizeText(bytes)} with ${sizeText(used_bytes)} in use`,
     ];
   });
 }

@@ -1,10 +1,11 @@
 /** memory.test.ts: limits of device memory: what a configuration may say, what the launcher notes, and whom they protect. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { clientChange } from "../src/control.ts";
 import { notesOnLimits, sizeText } from "../src/memory.ts";
-import { Scratch, TINY_PROFILE, reportOf, rigel, withoutPlaces } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, reportOf, rigel, start, withoutPlaces } from "./rigel.ts";
 
 let scratch: Scratch;
 let program: string;
@@ -241,6 +242,26 @@ describe("a launch", () => {
     expect(stdout).toMatch(/^pair +6\.00 GiB +\S+ \S+ +6\.00 GiB +2$/m);
     expect(stdout).toContain("note: pair: 2 allocations were refused at its memory limit of 6.00 GiB");
     expect(status).toBe(0);
+  });
+
+  test.each(["none", "20GiB"])("tells refusals at a limit that was changed to %s since", async (memory) => {
+    using folder = new Scratch();
+    const [full, changed] = [join(folder.path, "full"), join(folder.path, "changed")];
+    const path = config([
+      { name: "serve", class: "high", command: [program, "take", full, changed] },
+      { name: "a", class: "best-effort", command: [program, "fill", full], memory: "8GiB" },
+    ]);
+    await using launch = start(["launch", path, "--json", "--segment", folder.path]);
+    const ended = Promise.all([launch.stdout.text(), launch.stderr.text(), launch.exited]);
+    while (!existsSync(full) && launch.exitCode === null) await Bun.sleep(20);
+    expect((await rigel("set", "a", `memory=${memory}`, "--segment", folder.path)).status).toBe(0);
+    folder.file("changed", "");
+    const [stdout, stderr, status] = await ended;
+    const { clients, notes } = reportOf({ stdout, stderr, status });
+    expect(clients[1]?.memory.denied).toBe(1);
+    expect(notes.filter((note) => note.includes("refused"))).toEqual([
+      "a: 1 allocation was refused at the memory limit that it had then; the last one asked for 1.00 GiB with 8.00 GiB in use",
+    ]);
   });
 
   test("without any limit the table says nothing of memory", async () => {
