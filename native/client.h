@@ -531,8 +531,9 @@ bool rg_graph_launch(rg_member *member, uint32_t mode, CUgraphExec exec, CUstrea
 /* rg_graph_passes: the graph is about to be launched whole, while some stream is captured or as nobody's work. */
 void rg_graph_passes(CUgraphExec exec, CUstream stream);
 
-/* rg_graph_changed: the program has changed the executable graph. rg_graph_forget: it is about to be destroyed. */
-void rg_graph_changed(CUgraphExec exec);
+/* rg_graph_changed: the program has changed the executable graph, and perhaps put what is in `graph` into it, or `function` (else NULL).
+ * rg_graph_forget: it is about to be destroyed. */
+void rg_graph_changed(CUgraphExec exec, CUgraph graph, CUfunction function);
 void rg_graph_forget(CUgraphExec exec);
 
 /* rg_graph_forget_context: the context (or every context of device `d`) goes, and what was made in it. */

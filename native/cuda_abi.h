@@ -243,6 +243,15 @@ typedef struct {
     CUkernel kern;
     CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS;
+/* The head of CUgraphNodeParams, of any kind of node. */
+typedef struct {
+    int type; /* of the node */
+    int reserved[3];
+    union {
+        CUDA_KERNEL_NODE_PARAMS kernel;
+        CUgraph graph;
+    };
+} CUgraphNodeParams;
 
 /* More result codes, and what only the simulated GPU uses. */
 enum {

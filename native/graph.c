@@ -32,7 +32,7 @@
 /* ---- what functions and graphs are ---- */
 
 /* Executable graphs, each in one of some places from its own on. Where these are all taken a graph that does not communicate makes room,
- * and is not known any more. A graph that the program changes afterwards is known by what it was. */
+ * and is not known any more. A graph that the program changes afterwards is known by what it was, but that it communicates from then on. */
 typedef struct {
     _Atomic uintptr_t exec; /* 0: free; WRITING while the rest is being written */
     _Atomic bool communicates;
@@ -545,16 +545,31 @@ void rg_graph_passes(CUgraphExec exec, CUstream stream)
     pthread_mutex_unlock(&k->lock);
 }
 
-void rg_graph_changed(CUgraphExec exec)
+/* It communicates, for all that is known of it from now on. */
+static void communicates_now(CUgraphExec exec)
 {
+    graph_entry *g = graph_find(exec);
+    if (g)
+        atomic_store(&g->communicates, true);
+    atomic_store(&rg_duration_of(rg_duration_key((uintptr_t)exec, RG_DIMS_UNIT))->communicates, true);
+}
+
+void rg_graph_changed(CUgraphExec exec, CUgraph graph, CUfunction function)
+{
+    graph_walk w = {.hash = 1};
     kept_graph *k = find(exec);
-    if (!k)
-        return;
     CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
-    drop(k, false);
-    k->whole = RG_WHOLE_CHANGED;
+    if (graph)
+        walk_graph(&w, graph, 0);
+    if (w.communicates || (function && rg_name_communicates(rg_function_name(function))))
+        communicates_now(exec);
+    if (k) {
+        drop(k, false);
+        k->whole = RG_WHOLE_CHANGED;
+    }
     exchange(mode);
-    pthread_mutex_unlock(&k->lock);
+    if (k)
+        pthread_mutex_unlock(&k->lock);
 }
 
 void rg_graph_forget(CUgraphExec exec)

@@ -986,30 +986,39 @@ CUresult cuGraphExecDestroy(CUgraphExec x)
     return RG_CALL(cuGraphExecDestroy, (x));
 }
 
-/* Whether a call that failed has changed anything is not asked: the graph goes out whole from then on either way. */
-#define RG_CHANGE(symbol, params, args) \
+static CUfunction function_of(const CUDA_KERNEL_NODE_PARAMS *p)
+{
+    return p->func ? p->func : (CUfunction)p->kern;
+}
+
+/* Whether a call that failed has changed anything is not asked: the graph goes out whole from then on either way. GRAPH, FUNCTION: what a call that
+ * did not fail has put into it; or NULL. */
+#define RG_CHANGE(symbol, params, args, GRAPH, FUNCTION) \
     CUresult symbol params \
     { \
         CUresult r = RG_CALL(symbol, args); \
         if (rg_is_client()) \
-            rg_graph_changed(x); \
+            rg_graph_changed(x, r == CUDA_SUCCESS ? GRAPH : NULL, r == CUDA_SUCCESS ? FUNCTION : NULL); \
         return r; \
     }
-RG_CHANGE(cuGraphExecUpdate, (CUgraphExec x, CUgraph g, CUgraphNode *bad, int *result), (x, g, bad, result))
-RG_CHANGE(cuGraphExecUpdate_v2, (CUgraphExec x, CUgraph g, void *result), (x, g, result))
-RG_CHANGE(cuGraphExecKernelNodeSetParams, RG_NODE_PARAMS, (x, n, params))
-RG_CHANGE(cuGraphExecKernelNodeSetParams_v2, RG_NODE_PARAMS, (x, n, params))
-RG_CHANGE(cuGraphExecMemcpyNodeSetParams, RG_NODE_PARAMS_CTX, (x, n, params, c))
-RG_CHANGE(cuGraphExecMemsetNodeSetParams, RG_NODE_PARAMS_CTX, (x, n, params, c))
-RG_CHANGE(cuGraphExecHostNodeSetParams, RG_NODE_PARAMS, (x, n, params))
-RG_CHANGE(cuGraphExecChildGraphNodeSetParams, (CUgraphExec x, CUgraphNode n, CUgraph g), (x, n, g))
-RG_CHANGE(cuGraphExecEventRecordNodeSetEvent, (CUgraphExec x, CUgraphNode n, CUevent e), (x, n, e))
-RG_CHANGE(cuGraphExecEventWaitNodeSetEvent, (CUgraphExec x, CUgraphNode n, CUevent e), (x, n, e))
-RG_CHANGE(cuGraphExecExternalSemaphoresSignalNodeSetParams, RG_NODE_PARAMS, (x, n, params))
-RG_CHANGE(cuGraphExecExternalSemaphoresWaitNodeSetParams, RG_NODE_PARAMS, (x, n, params))
-RG_CHANGE(cuGraphExecBatchMemOpNodeSetParams, RG_NODE_PARAMS, (x, n, params))
-RG_CHANGE(cuGraphExecNodeSetParams, (CUgraphExec x, CUgraphNode n, void *params), (x, n, params))
-RG_CHANGE(cuGraphNodeSetEnabled, (CUgraphExec x, CUgraphNode n, unsigned enabled), (x, n, enabled))
+#define RG_NODE(params) ((const CUgraphNodeParams *)(params))
+RG_CHANGE(cuGraphExecUpdate, (CUgraphExec x, CUgraph g, CUgraphNode *bad, int *result), (x, g, bad, result), g, NULL)
+RG_CHANGE(cuGraphExecUpdate_v2, (CUgraphExec x, CUgraph g, void *result), (x, g, result), g, NULL)
+RG_CHANGE(cuGraphExecKernelNodeSetParams, RG_NODE_PARAMS, (x, n, params), NULL, *(const CUfunction *)params)
+RG_CHANGE(cuGraphExecKernelNodeSetParams_v2, RG_NODE_PARAMS, (x, n, params), NULL, function_of(params))
+RG_CHANGE(cuGraphExecMemcpyNodeSetParams, RG_NODE_PARAMS_CTX, (x, n, params, c), NULL, NULL)
+RG_CHANGE(cuGraphExecMemsetNodeSetParams, RG_NODE_PARAMS_CTX, (x, n, params, c), NULL, NULL)
+RG_CHANGE(cuGraphExecHostNodeSetParams, RG_NODE_PARAMS, (x, n, params), NULL, NULL)
+RG_CHANGE(cuGraphExecChildGraphNodeSetParams, (CUgraphExec x, CUgraphNode n, CUgraph g), (x, n, g), g, NULL)
+RG_CHANGE(cuGraphExecEventRecordNodeSetEvent, (CUgraphExec x, CUgraphNode n, CUevent e), (x, n, e), NULL, NULL)
+RG_CHANGE(cuGraphExecEventWaitNodeSetEvent, (CUgraphExec x, CUgraphNode n, CUevent e), (x, n, e), NULL, NULL)
+RG_CHANGE(cuGraphExecExternalSemaphoresSignalNodeSetParams, RG_NODE_PARAMS, (x, n, params), NULL, NULL)
+RG_CHANGE(cuGraphExecExternalSemaphoresWaitNodeSetParams, RG_NODE_PARAMS, (x, n, params), NULL, NULL)
+RG_CHANGE(cuGraphExecBatchMemOpNodeSetParams, RG_NODE_PARAMS, (x, n, params), NULL, NULL)
+RG_CHANGE(cuGraphExecNodeSetParams, (CUgraphExec x, CUgraphNode n, void *params), (x, n, params),
+          RG_NODE(params)->type == CU_GRAPH_NODE_TYPE_GRAPH ? RG_NODE(params)->graph : NULL,
+          RG_NODE(params)->type == CU_GRAPH_NODE_TYPE_KERNEL ? function_of(&RG_NODE(params)->kernel) : NULL)
+RG_CHANGE(cuGraphNodeSetEnabled, (CUgraphExec x, CUgraphNode n, unsigned enabled), (x, n, enabled), NULL, NULL)
 
 /* Look-ups. The driver decides which function it is; if that is a hooked one, its hook goes out instead. */
 CUresult cuGetProcAddress(const char *name, void **fn, int version, uint64_t flags)

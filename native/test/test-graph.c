@@ -939,6 +939,67 @@ static void a_changed_graph_goes_out_whole(void)
     done();
 }
 
+/* The simulated driver changes graphs as a whole only. */
+static CUresult set_kernel(CUgraphExec exec, CUgraphNode node, const void *params)
+{
+    (void)exec, (void)node;
+    return params ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult set_any(CUgraphExec exec, CUgraphNode node, void *params)
+{
+    return set_kernel(exec, node, params);
+}
+
+static CUresult set_graph(CUgraphExec exec, CUgraphNode node, CUgraph graph)
+{
+    return set_kernel(exec, node, graph);
+}
+
+/* In each of these ways kernels of NCCL's may come into a graph that had none: from then on it is never held. */
+static void a_graph_into_which_nccl_comes_is_not_held(void)
+{
+    enum { WAYS = 8 };
+    become(RG_POLICY_PRIORITY);
+    rg_real.hooked[RG_HOOK_cuGraphExecKernelNodeSetParams] = (void *)set_kernel;
+    rg_real.hooked[RG_HOOK_cuGraphExecKernelNodeSetParams_v2] = (void *)set_kernel;
+    rg_real.hooked[RG_HOOK_cuGraphExecChildGraphNodeSetParams] = (void *)set_graph;
+    rg_real.hooked[RG_HOOK_cuGraphExecNodeSetParams] = (void *)set_any;
+    CUgraph theirs = kernels(nccl, 1);
+    for (int way = 0; way < WAYS; way++) {
+        CUgraphExec exec = executable(kernels(spin, way % 2 ? 20 : 1));
+        CUgraphNode bad, node = NULL;
+        int why;
+        char result[64] = {0};
+        CUDA_KERNEL_NODE_PARAMS ours = {.func = spin}, kernel = {.func = nccl}, as_kernel = {.kern = (CUkernel)nccl};
+        CUgraphNodeParams any = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = kernel},
+                          graph = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph = theirs}, memset = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
+        uint64_t passed = rg.slot->passed;
+        launch(exec);
+        CHECK_EQUAL(cuGraphExecKernelNodeSetParams_v2(exec, node, &ours), CUDA_SUCCESS);
+        CHECK_EQUAL(cuGraphExecKernelNodeSetParams_v2(exec, node, NULL), CUDA_ERROR_INVALID_VALUE);
+        CHECK_EQUAL(cuGraphExecNodeSetParams(exec, node, &memset), CUDA_SUCCESS);
+        CHECK_EQUAL(cuGraphExecNodeSetParams(exec, node, NULL), CUDA_ERROR_INVALID_VALUE);
+        launch(exec);
+        CHECK_EQUAL(rg.slot->passed, passed);
+        CUresult r = way == 0   ? cuGraphExecUpdate_v2(exec, theirs, result)
+                     : way == 1 ? cuGraphExecUpdate(exec, theirs, &bad, &why)
+                     : way == 2 ? cuGraphExecKernelNodeSetParams(exec, node, &kernel)
+                     : way == 3 ? cuGraphExecKernelNodeSetParams_v2(exec, node, &kernel)
+                     : way == 4 ? cuGraphExecKernelNodeSetParams_v2(exec, node, &as_kernel)
+                     : way == 5 ? cuGraphExecChildGraphNodeSetParams(exec, node, theirs)
+                     : way == 6 ? cuGraphExecNodeSetParams(exec, node, &any)
+                                : cuGraphExecNodeSetParams(exec, node, &graph);
+        CHECK_EQUAL(r, CUDA_SUCCESS);
+        launch(exec);
+        CHECK_EQUAL(rg.slot->passed, passed + 1);
+        CHECK(communicates(exec));
+        synchronise();
+        CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    }
+    done();
+}
+
 static void failures_leave_nothing_and_are_not_seen(void)
 {
     become(RG_POLICY_PRIORITY);
@@ -1151,6 +1212,7 @@ int main(int argc, char **argv)
     RUN(pieces_that_no_event_follows_are_waited_for);
     RUN(what_has_no_names_goes_out_whole);
     RUN(a_changed_graph_goes_out_whole);
+    RUN(a_graph_into_which_nccl_comes_is_not_held);
     RUN(failures_leave_nothing_and_are_not_seen);
     RUN(what_a_piece_fails_with_is_the_result);
     RUN(launches_on_several_streams_come_one_after_the_other);
