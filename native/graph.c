@@ -415,18 +415,20 @@ static CUresult launch_piece(rg_member *m, uint32_t mode, CUgraphExec piece, CUs
     return r;
 }
 
-/* All pieces, in order. False: not even the first went out. `counted`: one has been noted as a launch of the client. */
+/* All pieces, in order, each as what its client is by then: it may have been paused, or become a high one, since the first went out. False: not even
+ * that one did. `counted`: one has been noted as a launch of the client. */
 static bool launch_pieces(kept_graph *k, rg_member *m, uint32_t mode, CUstream stream, rg_track *t, CUresult *result, bool *counted)
 {
     uint32_t name = rg_name_of(true, atomic_load(&k->exec)), p = 0;
     *result = CUDA_SUCCESS;
     *counted = false;
     for (; p < k->pieces.count; p++) {
-        /* Somebody began a capture: from now on nothing is added to what the program does. */
-        bool captured = atomic_load(&rg.captures);
-        *counted |= !captured && p == 0;
-        *result = captured ? RG_REAL(cuGraphLaunch)(k->pieces.execs[p], stream)
-                           : launch_piece(m, mode, k->pieces.execs[p], stream, t, p == 0, name);
+        /* Somebody began a capture, or its work goes past Rigel: from now on nothing is added to what the program does. */
+        uint32_t now = p == 0 ? mode : atomic_load(&m->mode);
+        bool past = atomic_load(&rg.captures) || now == RG_MODE_BARE || atomic_load(&rg.mode) == RG_MODE_BARE;
+        *counted |= !past && p == 0;
+        *result = past ? RG_REAL(cuGraphLaunch)(k->pieces.execs[p], stream)
+                       : launch_piece(m, now, k->pieces.execs[p], stream, t, p == 0, name);
         if (*result != CUDA_SUCCESS)
             break;
     }

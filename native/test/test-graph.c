@@ -311,6 +311,41 @@ static void pieces_wait_for_a_high_client(void)
     done();
 }
 
+/* Whether a thread of this process waits for the end of a pause. */
+static bool waits_paused(void)
+{
+    for (int i = 0; i < RG_MAX_THREADS; i++)
+        if (atomic_load(&rg_rec.threads[i].doing) == (RG_OP_paused | RG_DOING))
+            return true;
+    return false;
+}
+
+/* A pause that comes while a graph goes out holds what is left of it, too. */
+static void pieces_wait_for_the_end_of_a_pause(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(41);
+    twin = executable(chain(p, 40));
+    put(p, 3);
+    known(twin, 8000000);
+    atomic_store(&busy_at, 5);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_twin, (void *)1), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    atomic_store(&rg.account->paused_until_ns, UINT64_MAX);
+    WAIT_FOR(atomic_load(&RG_PROCESS->mode) & RG_MODE_PAUSED);
+    other_busy(false);
+    WAIT_FOR(waits_paused() || atomic_load(&launches) == 20);
+    CHECK_EQUAL(launches, 6); /* the one that had begun to wait */
+    atomic_store(&rg.account->paused_until_ns, 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    synchronise();
+    CHECK_EQUAL(launches, 20);
+    CHECK_EQUAL(value_of(p + 40 * CELL), 3);
+    CHECK_EQUAL(rg.slot->graph_launches, 1);
+    done();
+}
+
 static void pieces_learn_their_durations(void)
 {
     become(RG_POLICY_PRIORITY);
@@ -1201,6 +1236,7 @@ int main(int argc, char **argv)
     RUN(a_long_graph_goes_out_in_pieces);
     RUN(a_graph_is_cut_once_its_duration_is_learned);
     RUN(pieces_wait_for_a_high_client);
+    RUN(pieces_wait_for_the_end_of_a_pause);
     RUN(pieces_learn_their_durations);
     RUN(branches_stay_in_order);
     RUN(known_kernels_make_the_first_launch_go_in_pieces);
