@@ -430,7 +430,8 @@ void rigel_bypass_end(void)
 /*
  * In this order, so that at no moment a high client is kept off the GPU as a best-effort one, or is marked busy by nobody's leave: to high,
  * the channels first, then the mode, and with it what was launched before counts as unfinished; to best-effort, the mode, then
- * the busy bits. A launch that is under way in another thread goes out as what it was begun as, each piece of a graph as one.
+ * the busy bits. A launch that is under way in another thread goes out as what it was begun as, and so does each
+ * piece of a graph.
  */
 void rg_member_become(rg_member *m, uint32_t class, bool paused)
 {

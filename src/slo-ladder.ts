@@ -232,7 +232,7 @@ export class Ladder {
     return delayed.p50 <= Math.max(1 + SURE * (this.#target.p99_over_alone - 1), known);
   }
 
-  /** The rung's requests are not delayed by a little more than the target allows. */
+  /** The rung's requests are delayed by several times what the target allows. */
   get #missesByFar(): boolean {
     const delayed = this.delay(this.rung);
     if (!delayed || !("p99_over_alone" in this.#target)) return false;
