@@ -39,6 +39,8 @@ export interface Timing {
   lead_s: number;
   /** Seconds counted of a window, where ways take turns. */
   window_s: number;
+  /** Seconds that policy `slo` has to find its settings before anything is counted, where ways take turns. */
+  learn_s: number;
   /** Of each kind of program, where one serves alone. */
   copies: number;
   /** With solo: of each kind the first copy runs on this processor only, the next on the next. */

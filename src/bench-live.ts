@@ -72,8 +72,6 @@ const STRANGERS_s = 3;
 const TAIL_s = 0.5;
 /** Requests that fall due this shortly before a switch are not counted. */
 const GUARD_s = 0.05;
-/** What policy `slo` has to find its settings before anything is counted. */
-const LEARN_s = 20;
 /** One start serves many windows, so each crew is given more time than programs that serve a single way. */
 const CREW_LEAD_s = 3;
 /** The round of windows that are not counted. */
@@ -151,7 +149,11 @@ function titleOf(pair: Pair, crews: readonly Crew[]): string {
   return `${pair.name}, live: ${crews.map(nameOf).join("; ")}`;
 }
 
-function windowsOf(pair: Pair, crews: readonly Crew[], { rounds, duration_s, window_s }: Timing): Window<Turn>[] {
+function windowsOf(
+  pair: Pair,
+  crews: readonly Crew[],
+  { rounds, duration_s, window_s, learn_s }: Timing,
+): Window<Turn>[] {
   const turns = crews.flatMap((crew) =>
     crew.ways.flatMap(({ name: way }): Turn[] => [
       { crew, way },
@@ -161,13 +163,13 @@ function windowsOf(pair: Pair, crews: readonly Crew[], { rounds, duration_s, win
   const learning = turns
     .filter(({ crew, way }) => crew.switched && policyOf(crew, way)?.name === "slo")
     .map((turn, index): Window<Turn> => {
-      const to_s = (index + 1) * LEARN_s;
-      return { way: turn, round: LEARNING, from_s: to_s - LEARN_s, counted_s: to_s, to_s };
+      const to_s = (index + 1) * learn_s;
+      return { way: turn, round: LEARNING, from_s: to_s - learn_s, counted_s: to_s, to_s };
     });
   const learned = learning.at(-1)?.way;
   const isOther = ({ crew }: Turn, after = learned): boolean => after !== undefined && after.crew !== crew;
   const [first] = turns;
-  const begin_s = learning.length * LEARN_s + (first && isOther(first) ? DRAIN_s : 0);
+  const begin_s = learning.length * learn_s + (first && isOther(first) ? DRAIN_s : 0);
   const rest = schedule(turns, {
     rounds,
     cycles: Math.max(1, Math.round(duration_s / window_s)),
@@ -309,7 +311,8 @@ async function runLive(
   ];
   const all = found({ logs: new Map(logs), clients: [] }, { measurements, loops, failures, notes, said });
   // What programs that are ready a little late lose is of the time in which nothing is counted.
-  const spare_s = windows[0]?.round === LEARNING ? LEARN_s / 2 : 0;
+  const [first] = windows;
+  const spare_s = first?.round === LEARNING ? (first.to_s - first.from_s) / 2 : 0;
   if (all.late_s > spare_s) return all;
   if (measurements.length === 0 && !interrupted && failures.length === 0)
     throw new RunFailed(`nothing was measured: ${without ?? "there was no window"}`, []);

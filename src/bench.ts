@@ -61,6 +61,7 @@ interface Flags {
   duration?: number;
   lead?: number;
   window?: number;
+  learn?: number;
   copies?: number;
   pin?: number;
   rate: number;
@@ -140,6 +141,11 @@ export function addBench(program: Command, device: (text: string) => Config["dev
     .option(
       "--window <seconds>",
       "seconds of a window where ways take turns (default: 2.5; simulated: 2)",
+      between(0.001, 600),
+    )
+    .option(
+      "--learn <seconds>",
+      "seconds that policy slo has to find its settings before anything is counted, where ways take turns (default: 20)",
       between(0.001, 600),
     )
     .option("--rate <per second>", "requests a second; with --solo, of all copies together", between(0.001, 1e6), 60)
@@ -227,6 +233,8 @@ function checkSolo(flags: Flags, command: Command): void {
     throw new RigelError("command", "rigel bench: expected no --svg with --solo: it is a picture of pairs");
   if (given("window"))
     throw new RigelError("command", "rigel bench: expected no --window with --solo: requests alternate one by one");
+  if (given("learn"))
+    throw new RigelError("command", "rigel bench: expected no --learn with --solo: each program has the GPU to itself");
   for (const name of ["ways", "policies", "policyJson"] as const)
     if (given(name))
       throw new RigelError(
@@ -291,6 +299,7 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
     duration_s: flags.duration ?? usual.duration_s,
     lead_s: flags.lead ?? usual.lead_s,
     window_s: flags.window ?? usual.window_s,
+    learn_s: flags.learn ?? usual.learn_s,
     copies: flags.copies ?? (simulated ? 1 : 4),
     pin: flags.pin,
   };
@@ -402,12 +411,13 @@ export function usualTiming(how: {
   simulated: boolean;
   solo: boolean;
   live: boolean;
-}): Pick<Timing, "rounds" | "duration_s" | "lead_s" | "window_s"> {
-  if (how.simulated) return { rounds: 1, duration_s: how.solo ? 4 : 2, lead_s: 3, window_s: 2 };
-  if (how.solo) return { rounds: 1, duration_s: 60, lead_s: 12, window_s: 2.5 };
+}): Pick<Timing, "rounds" | "duration_s" | "lead_s" | "window_s" | "learn_s"> {
+  const learn_s = 20;
+  if (how.simulated) return { rounds: 1, duration_s: how.solo ? 4 : 2, lead_s: 3, window_s: 2, learn_s };
+  if (how.solo) return { rounds: 1, duration_s: 60, lead_s: 12, window_s: 2.5, learn_s };
   return how.live
-    ? { rounds: 3, duration_s: 2.5, lead_s: 20, window_s: 2.5 }
-    : { rounds: 3, duration_s: 7, lead_s: 12, window_s: 2.5 };
+    ? { rounds: 3, duration_s: 2.5, lead_s: 20, window_s: 2.5, learn_s }
+    : { rounds: 3, duration_s: 7, lead_s: 12, window_s: 2.5, learn_s };
 }
 
 /** With --live, what is left to be started anew, and what it is compared with: all where none of them take turns. */

@@ -88,6 +88,7 @@ function documentFor(pair: string, measurements: readonly Measurement[]): BenchD
       duration_s: 1,
       lead_s: 1,
       window_s: 1,
+      learn_s: 20,
       copies: 1,
       rate_per_s: 1,
       arrivals: "poisson",
@@ -793,7 +794,7 @@ async function startedBy(
   if (!pair) throw new Error("there is such a pair");
   const all = allWays(choosePolicies("slo,orion", []), { mps: true, clientPriority: true });
   const jobs = liveJobs(bed, pair, chooseWays(ways.join(";"), all));
-  const timing = { rounds: 1, duration_s: 1, lead_s: 0, window_s: 1, copies: 1 };
+  const timing = { rounds: 1, duration_s: 1, lead_s: 0, window_s: 1, learn_s: 20, copies: 1 };
   const found: Found[] = [];
   // Nobody switches ways here, so that nothing is measured but of those that need no switch; where there is none, the run says so.
   for (const job of jobs)
@@ -847,7 +848,7 @@ async function inTimeOf(finds: readonly (Partial<Found> | Error)[], isInterrupte
       return { said: String(leads.length), late_s: 0, versions: {}, ...next };
     },
   };
-  const timing = { rounds: 1, duration_s: 1, lead_s: 10, window_s: 1, copies: 1 };
+  const timing = { rounds: 1, duration_s: 1, lead_s: 10, window_s: 1, learn_s: 20, copies: 1 };
   const { said, failures = [] } = await inTime(job, timing, () => isInterrupted && leads.length > 1);
   return { said, leads, lead_s: timing.lead_s, failed: failures.map(({ problem }) => problem) };
 }
@@ -879,7 +880,7 @@ async function soloOfRuns(duration_s: number, ran: (logs: Map<string, Log>) => R
     environment: () => ({}),
   };
   const job = soloJob(bed, PAIR, pair.high, policySchema.parse({ name: "priority" }));
-  return await job.run({ rounds: 1, duration_s, lead_s: 0, window_s: 1, copies: 1 });
+  return await job.run({ rounds: 1, duration_s, lead_s: 0, window_s: 1, learn_s: 20, copies: 1 });
 }
 
 describe("a program alone that Ctrl-C ends", () => {
@@ -935,7 +936,7 @@ test("the line of progress has the percentiles of the report", async () => {
       environment: () => ({}),
     };
     const [high] = anewJobs(bed, pair, alone, 0);
-    const found = await high?.run({ rounds: 1, duration_s: 1, lead_s: 0, window_s: 1, copies: 1 });
+    const found = await high?.run({ rounds: 1, duration_s: 1, lead_s: 0, window_s: 1, learn_s: 20, copies: 1 });
     const latency = latencyOf(requests);
     expect(found?.said).toBe(`p50 ${latency?.p50_ms.toFixed(2)} p99 ${latency?.p99_ms.toFixed(2)} ms`);
   }
@@ -2205,6 +2206,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--solo", "--policies", "fair"], "expected no --policies with --solo: each program has the GPU to itself"],
     [["--solo", "--ways", "MPS"], "expected no --ways with --solo"],
     [["--solo", "--window", "2"], "expected no --window with --solo: requests alternate one by one"],
+    [["--solo", "--learn", "2"], "expected no --learn with --solo: each program has the GPU to itself"],
     [["--solo", "--arrivals", "poisson"], "expected no --arrivals poisson with --solo: its requests are evenly spaced"],
     [["--rounds", "0"], "Expected a whole number from 1 to 1000"],
     [["--rounds", "1.5"], "Expected a whole number"],
@@ -2249,6 +2251,14 @@ describe.concurrent("rigel bench refuses", () => {
       expect(stdout.includes(`${PAIR}, round 1, alone, Rigel: resnet50 (`)).toBe(ways !== "alone");
       expect(status).toBe(0);
     }
+  });
+
+  test("--learn: how long policy slo has in each of its ways before anything is counted", async () => {
+    const dry = [...SIMULATED, "--live", "--policies", "slo", "--ways", "alone;rigel slo", "--dry-run", "--json", "-"];
+    const seconds = async (...more: string[]): Promise<number> =>
+      z.object({ seconds: z.number() }).parse(JSON.parse((await rigel(...dry, ...more)).stdout)).seconds;
+    expect((await seconds()) - (await seconds("--learn", "8"))).toBe(12);
+    expect((await seconds("--learn", "20.5")) - (await seconds())).toBe(0.5);
   });
 
   test("--help has examples and says what the names mean; --dry-run runs nothing", async () => {
