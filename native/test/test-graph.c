@@ -290,7 +290,8 @@ static void a_graph_is_cut_once_its_duration_is_learned(void)
     done();
 }
 
-static void pieces_wait_for_a_high_client(void)
+/* A thread launches a graph of 20 pieces, of which five are out when a high client has work. What end_pieces looks at. */
+static CUdeviceptr begin_pieces(pthread_t *thread)
 {
     become(RG_POLICY_PRIORITY);
     CUdeviceptr p = cells(41);
@@ -298,15 +299,26 @@ static void pieces_wait_for_a_high_client(void)
     put(p, 3);
     known(twin, 8000000);
     atomic_store(&busy_at, 5);
-    pthread_t thread;
-    CHECK_EQUAL(pthread_create(&thread, NULL, launch_twin, (void *)1), 0);
+    CHECK_EQUAL(pthread_create(thread, NULL, launch_twin, (void *)1), 0);
     WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
-    CHECK_EQUAL(atomic_load(&launches), 5); /* the rest is not on the GPU */
-    other_busy(false);
+    return p;
+}
+
+static void end_pieces(pthread_t thread, CUdeviceptr p)
+{
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
     synchronise();
     CHECK_EQUAL(launches, 20);
     CHECK_EQUAL(value_of(p + 40 * CELL), 3);
+}
+
+static void pieces_wait_for_a_high_client(void)
+{
+    pthread_t thread;
+    CUdeviceptr p = begin_pieces(&thread);
+    CHECK_EQUAL(atomic_load(&launches), 5); /* the rest is not on the GPU */
+    other_busy(false);
+    end_pieces(thread, p);
     CHECK(rg.slot->gate_waits >= 1);
     done();
 }
@@ -323,25 +335,15 @@ static bool waits_paused(void)
 /* A pause that comes while a graph goes out holds what is left of it, too. */
 static void pieces_wait_for_the_end_of_a_pause(void)
 {
-    become(RG_POLICY_PRIORITY);
-    CUdeviceptr p = cells(41);
-    twin = executable(chain(p, 40));
-    put(p, 3);
-    known(twin, 8000000);
-    atomic_store(&busy_at, 5);
     pthread_t thread;
-    CHECK_EQUAL(pthread_create(&thread, NULL, launch_twin, (void *)1), 0);
-    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    CUdeviceptr p = begin_pieces(&thread);
     atomic_store(&rg.account->paused_until_ns, UINT64_MAX);
     WAIT_FOR(atomic_load(&RG_PROCESS->mode) & RG_MODE_PAUSED);
     other_busy(false);
     WAIT_FOR(waits_paused() || atomic_load(&launches) == 20);
     CHECK_EQUAL(launches, 6); /* the one that had begun to wait */
     atomic_store(&rg.account->paused_until_ns, 0);
-    CHECK_EQUAL(pthread_join(thread, NULL), 0);
-    synchronise();
-    CHECK_EQUAL(launches, 20);
-    CHECK_EQUAL(value_of(p + 40 * CELL), 3);
+    end_pieces(thread, p);
     CHECK_EQUAL(rg.slot->graph_launches, 1);
     done();
 }
