@@ -498,6 +498,12 @@ char *rg_demangled(const char *name);
 /* rg_function_name: a kernel's name, the driver's; NULL where the driver does not tell (before CUDA 12.3). */
 const char *rg_function_name(CUfunction function);
 
+/* rg_node_function: what a kernel node launches, which is named in one of two ways. */
+static inline CUfunction rg_node_function(const CUDA_KERNEL_NODE_PARAMS *p)
+{
+    return p->func ? p->func : (CUfunction)p->kern;
+}
+
 /*
  * rg_functions_forget: some kernels go, with their module, library or context, and whose handles the driver will give out again is not
  * known: what any handle stands for is asked anew as it is launched next.
@@ -531,7 +537,8 @@ bool rg_graph_launch(rg_member *member, uint32_t mode, CUgraphExec exec, CUstrea
 /* rg_graph_passes: the graph is about to be launched whole, while some stream is captured or as nobody's work. */
 void rg_graph_passes(CUgraphExec exec, CUstream stream);
 
-/* rg_graph_changed: the program has changed the executable graph, and perhaps put what is in `graph` into it, or `function` (else NULL).
+/* rg_graph_changed: the program has changed the executable graph, and perhaps put what is in `graph` into it, or `function` (else NULL). What that is
+ * is looked up for best-effort clients alone: others are not held, and some change a graph of thousands of nodes before each launch.
  * rg_graph_forget: it is about to be destroyed. */
 void rg_graph_changed(CUgraphExec exec, CUgraph graph, CUfunction function);
 void rg_graph_forget(CUgraphExec exec);

@@ -157,7 +157,7 @@ static uint64_t node_ns(CUgraphNode node, const rg_track *t, bool *unknown)
     if (type == CU_GRAPH_NODE_TYPE_KERNEL) {
         const char *name = NULL;
         if (rg_real.cuGraphKernelNodeGetParams_v2 && rg_real.cuGraphKernelNodeGetParams_v2(node, &p) == CUDA_SUCCESS)
-            name = rg_function_name(p.func ? p.func : (CUfunction)p.kern);
+            name = rg_function_name(rg_node_function(&p));
         if (name)
             ns = rg_duration_elsewhere(
                 t, name, rg_dims_of(p.gridDimX, p.gridDimY, p.gridDimZ, p.blockDimX, p.blockDimY, p.blockDimZ));

@@ -118,7 +118,7 @@ static bool updatable(CUgraphNode node)
 
 static void walk_kernel(graph_walk *w, const CUDA_KERNEL_NODE_PARAMS *p)
 {
-    const char *name = rg_function_name(p->func ? p->func : (CUfunction)p->kern);
+    const char *name = rg_function_name(rg_node_function(p));
     rg_dims dims = rg_dims_of(p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY, p->blockDimZ);
     w->communicates |= rg_name_communicates(name);
     w->nameless |= !name;
@@ -560,6 +560,8 @@ void rg_graph_changed(CUgraphExec exec, CUgraph graph, CUfunction function)
 {
     graph_walk w = {.hash = 1};
     kept_graph *k = find(exec);
+    if (!k && !(atomic_load(&rg.mode) & RG_MODE_BEST_EFFORT))
+        return;
     CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
     if (graph)
         walk_graph(&w, graph, 0);

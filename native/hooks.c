@@ -986,11 +986,6 @@ CUresult cuGraphExecDestroy(CUgraphExec x)
     return RG_CALL(cuGraphExecDestroy, (x));
 }
 
-static CUfunction function_of(const CUDA_KERNEL_NODE_PARAMS *p)
-{
-    return p->func ? p->func : (CUfunction)p->kern;
-}
-
 /* Whether a call that failed has changed anything is not asked: the graph goes out whole from then on either way. GRAPH, FUNCTION: what a call that
  * did not fail has put into it; or NULL. */
 #define RG_CHANGE(symbol, params, args, GRAPH, FUNCTION) \
@@ -1005,7 +1000,7 @@ static CUfunction function_of(const CUDA_KERNEL_NODE_PARAMS *p)
 RG_CHANGE(cuGraphExecUpdate, (CUgraphExec x, CUgraph g, CUgraphNode *bad, int *result), (x, g, bad, result), g, NULL)
 RG_CHANGE(cuGraphExecUpdate_v2, (CUgraphExec x, CUgraph g, void *result), (x, g, result), g, NULL)
 RG_CHANGE(cuGraphExecKernelNodeSetParams, RG_NODE_PARAMS, (x, n, params), NULL, *(const CUfunction *)params)
-RG_CHANGE(cuGraphExecKernelNodeSetParams_v2, RG_NODE_PARAMS, (x, n, params), NULL, function_of(params))
+RG_CHANGE(cuGraphExecKernelNodeSetParams_v2, RG_NODE_PARAMS, (x, n, params), NULL, rg_node_function(params))
 RG_CHANGE(cuGraphExecMemcpyNodeSetParams, RG_NODE_PARAMS_CTX, (x, n, params, c), NULL, NULL)
 RG_CHANGE(cuGraphExecMemsetNodeSetParams, RG_NODE_PARAMS_CTX, (x, n, params, c), NULL, NULL)
 RG_CHANGE(cuGraphExecHostNodeSetParams, RG_NODE_PARAMS, (x, n, params), NULL, NULL)
@@ -1017,7 +1012,7 @@ RG_CHANGE(cuGraphExecExternalSemaphoresWaitNodeSetParams, RG_NODE_PARAMS, (x, n,
 RG_CHANGE(cuGraphExecBatchMemOpNodeSetParams, RG_NODE_PARAMS, (x, n, params), NULL, NULL)
 RG_CHANGE(cuGraphExecNodeSetParams, (CUgraphExec x, CUgraphNode n, void *params), (x, n, params),
           RG_NODE(params)->type == CU_GRAPH_NODE_TYPE_GRAPH ? RG_NODE(params)->graph : NULL,
-          RG_NODE(params)->type == CU_GRAPH_NODE_TYPE_KERNEL ? function_of(&RG_NODE(params)->kernel) : NULL)
+          RG_NODE(params)->type == CU_GRAPH_NODE_TYPE_KERNEL ? rg_node_function(&RG_NODE(params)->kernel) : NULL)
 RG_CHANGE(cuGraphNodeSetEnabled, (CUgraphExec x, CUgraphNode n, unsigned enabled), (x, n, enabled), NULL, NULL)
 
 /* Look-ups. The driver decides which function it is; if that is a hooked one, its hook goes out instead. */

@@ -251,7 +251,7 @@ static void add_node(node_list *list, const CUDA_KERNEL_NODE_PARAMS *p)
         list->room = room;
     }
     rg_dims dims = rg_dims_of(p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY, p->blockDimZ);
-    list->kinds[list->count++] = enter_kernel(p->func ? p->func : (CUfunction)p->kern, dims, p->sharedMemBytes);
+    list->kinds[list->count++] = enter_kernel(rg_node_function(p), dims, p->sharedMemBytes);
 }
 
 static void add_nodes(node_list *list, CUgraph graph, int depth)

@@ -412,12 +412,12 @@ export function usualTiming(how: {
   solo: boolean;
   live: boolean;
 }): Pick<Timing, "rounds" | "duration_s" | "lead_s" | "window_s" | "learn_s"> {
-  const learn_s = 20;
-  if (how.simulated) return { rounds: 1, duration_s: how.solo ? 4 : 2, lead_s: 3, window_s: 2, learn_s };
-  if (how.solo) return { rounds: 1, duration_s: 60, lead_s: 12, window_s: 2.5, learn_s };
+  const turns = { window_s: how.simulated ? 2 : 2.5, learn_s: 20 };
+  if (how.simulated) return { rounds: 1, duration_s: how.solo ? 4 : 2, lead_s: 3, ...turns };
+  if (how.solo) return { rounds: 1, duration_s: 60, lead_s: 12, ...turns };
   return how.live
-    ? { rounds: 3, duration_s: 2.5, lead_s: 20, window_s: 2.5, learn_s }
-    : { rounds: 3, duration_s: 7, lead_s: 12, window_s: 2.5, learn_s };
+    ? { rounds: 3, duration_s: 2.5, lead_s: 20, ...turns }
+    : { rounds: 3, duration_s: 7, lead_s: 12, ...turns };
 }
 
 /** With --live, what is left to be started anew, and what it is compared with: all where none of them take turns. */

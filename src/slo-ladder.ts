@@ -21,7 +21,7 @@ const BACK_OFF_TIMES = 8;
 const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
 /**
- * They are left alone for the longest at once where half of the requests take at least so many times what the target allows for more: chance does not have
+ * Both are left alone for the longest at once where half of the requests take at least so many times what the target allows for more: chance does not have
  * that within it (beside an H200's four kinds of training, ResNet-50's over a connection took 1.16 to 1.19 of alone at 50 us, and each trial of 0.5 s
  * delays 30 of them: twice in the first 35 s that alone is 2% of all, more than a 99th percentile leaves out).
  */

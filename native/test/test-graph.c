@@ -1037,6 +1037,33 @@ static void a_graph_into_which_nccl_comes_is_not_held(void)
     done();
 }
 
+static uint32_t walks;
+
+static CUresult counted_nodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
+{
+    walks++;
+    return plain.cuGraphGetNodes(graph, nodes, n);
+}
+
+/* What a program changes before each launch is looked through only where that decides what is held. */
+static void a_high_clients_changes_are_not_looked_through(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(kernels(spin, 2));
+    CUgraph g = kernels(spin, 2);
+    char result[64] = {0};
+    rg_real.cuGraphGetNodes = counted_nodes;
+    walks = 0;
+    CHECK_EQUAL(cuGraphExecUpdate_v2(exec, g, result), CUDA_SUCCESS);
+    CHECK(walks > 0);
+    atomic_store(&rg.account->wanted_class, RG_CLASS_HIGH);
+    WAIT_FOR(atomic_load(&rg.mode) == RG_MODE_HIGH);
+    walks = 0;
+    CHECK_EQUAL(cuGraphExecUpdate_v2(exec, g, result), CUDA_SUCCESS);
+    CHECK_EQUAL(walks, 0);
+    done();
+}
+
 static void failures_leave_nothing_and_are_not_seen(void)
 {
     become(RG_POLICY_PRIORITY);
@@ -1251,6 +1278,7 @@ int main(int argc, char **argv)
     RUN(what_has_no_names_goes_out_whole);
     RUN(a_changed_graph_goes_out_whole);
     RUN(a_graph_into_which_nccl_comes_is_not_held);
+    RUN(a_high_clients_changes_are_not_looked_through);
     RUN(failures_leave_nothing_and_are_not_seen);
     RUN(what_a_piece_fails_with_is_the_result);
     RUN(launches_on_several_streams_come_one_after_the_other);
