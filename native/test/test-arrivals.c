@@ -146,6 +146,39 @@ static void foresees_what_comes_right_after_a_request(void)
     foresees(a_pipe());
 }
 
+/*
+ * Also beside such as come in two parts, the first right after a request and the second when that is longer ago: that is no other one, beside which the
+ * first has come to nothing.
+ */
+static void foresees_it_beside_what_comes_in_parts(void)
+{
+    enum { MANY = 10 };
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    int did = 0;
+    for (int i = 0; i < 3000 && did < MANY; i++) {
+        bool in_parts = i % 2;
+        request();
+        if (in_parts) {
+            usleep(500);
+            send_one(c);
+            usleep(500);
+        }
+        uint64_t before = foreseen();
+        send_one(c);
+        for (int k = 0; k <= in_parts; k++)
+            receive_one(c);
+        usleep(10000);
+        did += !in_parts && foreseen() > before;
+        request();
+        usleep(2000);
+        beat();
+    }
+    CHECK_EQUAL(did, MANY);
+    done();
+}
+
 static void foresees_what_comes_amid_one(void)
 {
     comes = AMID;
@@ -785,6 +818,7 @@ int main(int argc, char **argv)
     RUN(foresees_by_a_socket);
     RUN(foresees_by_tcp);
     RUN(foresees_what_comes_right_after_a_request);
+    RUN(foresees_it_beside_what_comes_in_parts);
     RUN(foresees_what_comes_amid_one);
     RUN(as_the_end_is_noted);
     RUN(foresees_what_has_come_before_another_began);
