@@ -203,6 +203,7 @@ typedef struct {
     _Atomic uint64_t launched_at; /* not while launching: when that ended */
     _Atomic uint64_t paused_since; /* its end was found by the agent: when */
     _Atomic uint64_t inside_ns;   /* in copies that may have waited for the GPU, and in waits that were not the last */
+    _Atomic uint32_t stayed;      /* enum rg_stayed */
 } rg_period;
 
 typedef struct {

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 30,
+    RG_SEGMENT_VERSION = 31,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -43,7 +43,10 @@ enum { RG_MAX_CONTEXTS = 8, RG_MISUSES = 8, RG_MISUSE_WORDS = 8, RG_MAX_OPERATIO
 /* Threads of one client that call the driver: PyTorch has 10 to 60. Records: 128 KiB a client. */
 enum { RG_MAX_THREADS = 64, RG_THREAD_NAME_BYTES = 16, RG_MAX_NAMES = 4096, RG_NAME_TEXT_BYTES = 248, RG_TRACE_RECORDS = 4096 };
 enum { RG_MAX_COMMUNICATORS = 16 };
-enum { RG_WAITED = 256, RG_WAITED_NS = 16 };
+enum { RG_WAITED = 256, RG_WAITED_NS = 16, RG_WAITED_WORKED = 0x3fffffff, RG_WAITED_WAITED = 0xfffffff };
+/* What had the GPU there as a request's first launch went out, or come over in front of it (stay.c): nothing; kernels in front of it; that it was announced, or
+ * seen coming; the request before it. */
+enum rg_stayed { RG_STAYED_NOT = 0, RG_STAYED_AHEAD = 1, RG_STAYED_ANNOUNCED = 2, RG_STAYED_BEHIND = 3 };
 enum rg_ticks { RG_TICKS_NS = 0, RG_TICKS_PROCESSOR = 1 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
@@ -245,8 +248,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */ \
     F(u32, past_devices, 1)    /* [client] as `devices`, of the processes that had this slot before, whose counts it goes on with */ \
     F(u64, waited, 1)          /* [client] busy periods at whose end the program waited for all of its work */ \
-    F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it waited (28 bits) << 4 | index of the \
-                                  device; times in RG_WAITED_NS, at most what fits (slo-delay.ts) */ \
+    F(words, waited_ring, RG_WAITED) /* [client] the last ones: enum rg_stayed << 62 | how long it worked (30 bits) << 32 | how long it waited \
+                                  (28 bits) << 4 | index of the device; times in RG_WAITED_NS, at most what fits (slo-delay.ts) */ \
     F(words, began_ring, RG_WAITED) /* [client] when each of those began: CLOCK_MONOTONIC, nanoseconds */ \
     F(words, kind_ring, RG_WAITED) /* [client] of which kind each was, for who tells the kinds of a process apart; 0: not known (requests.c) */
 
@@ -482,7 +485,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 30. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 31. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
@@ -550,11 +553,15 @@ static inline bool rg_gives_way_at_once(const rg_settings *s)
            !atomic_load_explicit(&s->need_us, memory_order_relaxed);
 }
 
-/* rg_waited_times: what an entry of a client's `waited_ring` says: for how long a request launched, and waited. */
+/* rg_waited_times, rg_waited_stayed: what an entry of a client's `waited_ring` says: for how long a request launched, and waited; enum rg_stayed. */
 static inline void rg_waited_times(uint64_t entry, uint64_t *worked_ns, uint64_t *wait_ns)
 {
-    *worked_ns = (entry >> 32) * RG_WAITED_NS;
-    *wait_ns = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
+    *worked_ns = (entry >> 32 & RG_WAITED_WORKED) * RG_WAITED_NS;
+    *wait_ns = (entry >> 4 & RG_WAITED_WAITED) * RG_WAITED_NS;
+}
+static inline uint32_t rg_waited_stayed(uint64_t entry)
+{
+    return (uint32_t)(entry >> 62);
 }
 
 /*

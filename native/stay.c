@@ -46,7 +46,7 @@
 enum { ALONE, COMING, LAUNCHED, OVER, LATE };
 /* So often one after the other: what stays is in its way (streams that share a queue: CUDA_DEVICE_MAX_CONNECTIONS), or its input takes too long. */
 enum { LATES = 2 };
-/* In front of a request that has begun; or of one that is said to be coming; else behind one. */
+/* In front of a request that has begun; or of one that is said to be coming; else behind one: as enum rg_stayed. */
 enum { AHEAD, ANNOUNCED, BEHIND, REASONS = BEHIND };
 /* What the stream says, in the first of a pair of words. One has begun before the last but one is over. */
 enum { BEGINS = 1, PAIRS = 8 };
@@ -523,6 +523,8 @@ void rg_stay_launches(const rg_track *t)
     uint64_t until_ns = atomic_exchange(&stays[device].until_ns, 0);
     if (why == BEHIND)
         atomic_store(&stays[device].followed, true);
+    uint32_t not = RG_STAYED_NOT;
+    atomic_compare_exchange_strong(&rg_track_member(t)->period[device].stayed, &not, until_ns ? RG_STAYED_ANNOUNCED : RG_STAYED_AHEAD + why);
     if (until_ns)
         rg_device_came(rg.segment, device, until_ns);
     if (until_ns || why == AHEAD)

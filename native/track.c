@@ -476,6 +476,7 @@ bool rg_busy_begin(rg_member *m, uint32_t device, uint64_t key)
         atomic_store(&m->period[device].busy_since, now);
         atomic_store(&m->period[device].busy_tick, rg_tick());
         atomic_store(&m->period[device].inside_ns, 0);
+        atomic_store(&m->period[device].stayed, RG_STAYED_NOT);
         rg_requests_begin(m, device, key, now);
         record_request(m, device, false);
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
@@ -572,7 +573,8 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
     inside = inside < worked ? inside : worked; /* threads side by side */
     uint64_t waited = (rg_since(drain, now) + inside) / RG_WAITED_NS;
     worked = (worked - inside) / RG_WAITED_NS;
-    uint64_t entry = (worked < UINT32_MAX ? worked : UINT32_MAX) << 32 | (waited < 0xfffffff ? waited : 0xfffffff) << 4 | device;
+    uint64_t entry = (uint64_t)atomic_load(&m->period[device].stayed) << 62 | (worked < RG_WAITED_WORKED ? worked : RG_WAITED_WORKED) << 32 |
+                     (waited < RG_WAITED_WAITED ? waited : RG_WAITED_WAITED) << 4 | device;
     uint64_t n = atomic_load_explicit(&m->slot->waited, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], entry, memory_order_relaxed);
     atomic_store_explicit(&m->slot->began_ring[n % RG_WAITED], began, memory_order_relaxed);

@@ -34,6 +34,13 @@ const followingSchema = z
   })
   .nullable();
 
+const stayedSchema = z
+  .partialRecord(
+    z.enum(["not", "ahead", "announced", "behind"]),
+    z.object({ requests: z.int(), p50_ms: z.number(), p99_ms: z.number() }),
+  )
+  .nullable();
+
 /** What came later is not in all files. */
 const rowSchema = z.object({
   pair: z.string(),
@@ -47,6 +54,7 @@ const rowSchema = z.object({
   p99_ratio: spreadSchema,
   delayed: delayedSchema.default(null),
   following: followingSchema.default(null),
+  stayed: stayedSchema.default(null),
   steps_per_s: z.array(z.object({ program: z.string(), per_s: spreadSchema })),
   share: spreadSchema,
   ceiling: z.number().nullable(),

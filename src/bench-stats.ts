@@ -5,7 +5,7 @@
  */
 
 import { generator } from "./random.ts";
-import { Alone, type Delay, delay, type Wait } from "./slo-delay.ts";
+import { Alone, type Delay, delay, type Stayed, type Wait } from "./slo-delay.ts";
 
 /** When a request fell due, in seconds, and its latency from then, in milliseconds. */
 export type Sample = readonly [due_s: number, latency_ms: number];
@@ -288,6 +288,9 @@ export interface Following {
   };
 }
 
+/** Requests by what had the GPU there for them. */
+export type ByStay = Partial<Record<Stayed, { requests: number; p50_ms: number; p99_ms: number }>>;
+
 /** One row of the result: ratios are within a round, against `alone` of the same method; spread is over the rounds. */
 export interface Row {
   pair: string;
@@ -306,6 +309,7 @@ export interface Row {
   delayed: Pick<Delay, "requests" | "p50" | "p95" | "p99"> | null;
   /** Its requests that began at once after the last one, and the others. Null where Rigel was not there to see them. */
   following: Following | null;
+  stayed: ByStay | null;
   /** Best-effort steps a second; with several programs, of each. */
   steps_per_s: { program: string; per_s: Spread | null }[];
   /** Best-effort throughput over throughput alone; with several programs, their sum. */
@@ -371,6 +375,7 @@ export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): 
         p99_ratio: ratio("p99_ms"),
         delayed: way === ALONE ? null : delayedOf(group, bases),
         following: followingOf(group, bases),
+        stayed: byStay(group),
         steps_per_s: programs.map((program) => ({
           program,
           per_s: spread(each.map(({ here }) => here.per_s.get(program) ?? Number.NaN)),
@@ -428,6 +433,18 @@ function followingOf(group: readonly Measurement[], alone: readonly Measurement[
       late: lateOf(apart, base.apart, AMID_ms),
     },
   };
+}
+
+/** Milliseconds from their first call to their end, of all rounds; null where that is not known of any. */
+function byStay(group: readonly Measurement[]): ByStay | null {
+  const known = group.flatMap(({ waits }) => waits ?? []).filter(({ stayed }) => stayed !== undefined);
+  if (known.length === 0) return null;
+  return Object.fromEntries(
+    [...Map.groupBy(known, ({ stayed }) => stayed)].map(([stayed, waits]) => {
+      const took_ms = ascending(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms));
+      return [stayed, { requests: waits.length, p50_ms: quantile(took_ms, 0.5), p99_ms: quantile(took_ms, 0.99) }];
+    }),
+  );
 }
 
 function quantileOrNull(sorted: readonly number[], q: number): number | null {

@@ -17,12 +17,12 @@ import { RigelError } from "./errors.ts";
 import { type Dimensions, type Native, uuidText } from "./native.ts";
 import { entryAt } from "./path.ts";
 import { startedAt_ticks } from "./proc.ts";
-import type { Wait } from "./slo-delay.ts";
+import type { Stayed, Wait } from "./slo-delay.ts";
 import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 /** RG_SEGMENT_VERSION of native/segment.h. */
-const VERSION = 30;
+const VERSION = 31;
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
@@ -85,6 +85,8 @@ const KEPT = [
   "stop_us",
   "share_period_us",
 ] as const;
+/** enum rg_stayed of native/segment.h. */
+const STAYED: readonly Stayed[] = ["not", "ahead", "announced", "behind"];
 /** RG_WAITED_NS in native/segment.h. */
 const WAITED_NS = 16;
 const CLIENT_FREE = 0;
@@ -856,8 +858,9 @@ export class Segment {
         // As much of the key as a number holds. 0: it is not known.
         kind: Number(Atomics.load(this.#longs, at(kinds.offset)) >> 12n) || undefined,
         began_ms: Number(Atomics.load(this.#longs, at(began.offset))) / 1e6,
-        worked_ms: Number(entry >> 32n) * unit_ms,
+        worked_ms: Number((entry >> 32n) & 0x3fffffffn) * unit_ms,
         waited_ms: Number((entry >> 4n) & 0xfffffffn) * unit_ms,
+        stayed: STAYED[Number(entry >> 62n)],
       });
     }
     return { waited, latest };

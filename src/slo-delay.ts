@@ -27,7 +27,12 @@ export interface Wait {
   readonly began_ms?: number;
   readonly worked_ms: number;
   readonly waited_ms: number;
+  /** What had the GPU there for it (native/segment.h); undefined: not known. */
+  readonly stayed?: Stayed | undefined;
 }
+
+/** Nothing; kernels in front of it; that it was announced, or seen coming; the request before it (native/stay.c). */
+export type Stayed = "not" | "ahead" | "announced" | "behind";
 
 /** How long one took, from when it came, and what that would have been alone. */
 interface Pair {

@@ -55,7 +55,7 @@ import { policySchema } from "../src/config.ts";
 import { Native } from "../src/native.ts";
 import { allowedProcessors } from "../src/proc.ts";
 import { generator } from "../src/random.ts";
-import type { Wait } from "../src/slo-delay.ts";
+import type { Stayed, Wait } from "../src/slo-delay.ts";
 import { Scratch, rigel, root, start } from "./rigel.ts";
 import { until } from "./serving.ts";
 
@@ -180,6 +180,11 @@ function inARow(...list: [pause_ms: number, took_ms: number][]): Wait[] {
     end_ms = began_ms + took_ms;
     return { client: 0, began_ms, worked_ms: 0.25, waited_ms: took_ms - 0.25 };
   });
+}
+
+/** Requests that took so long. */
+function by(stayed: Stayed, ...took_ms: number[]): Wait[] {
+  return took_ms.map((ms) => ({ client: 0, worked_ms: 0, waited_ms: ms, stayed }));
 }
 
 describe("statistics", () => {
@@ -498,6 +503,24 @@ describe("statistics", () => {
       new Map(),
     );
     expect(lost?.following?.apart).toMatchObject({ requests: 4, p99_ms: 3, late: 2 });
+  });
+
+  test("requests are told apart by what had the GPU there for them", () => {
+    const [x, y] = rowsOf(
+      [
+        { ...one("x", 0, 3, 80), waits: [...by("announced", 1, 2), ...by("not", 4), ...by("behind", 1)] },
+        { ...one("x", 1, 3, 80), waits: by("announced", 3, 4) },
+        { ...one("y", 0, 3, 80), waits: waits(0.1) },
+      ],
+      new Map(),
+    );
+    expect(x?.stayed).toEqual({
+      announced: { requests: 4, p50_ms: 2, p99_ms: 4 },
+      not: { requests: 1, p50_ms: 4, p99_ms: 4 },
+      behind: { requests: 1, p50_ms: 1, p99_ms: 1 },
+    });
+    // Of files from before that was told, nothing is known.
+    expect(y?.stayed).toBeNull();
   });
 
   test("two best-effort programs share by the sum of their parts", () => {

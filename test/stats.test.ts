@@ -100,6 +100,7 @@ describe("a segment seen from outside", () => {
     expect(latest.length).toBe(Math.min(Number(waited), 255));
     for (const { worked_ms, waited_ms } of latest) expect([worked_ms >= 0, waited_ms > 0]).toEqual([true, true]);
     expect(latest.every(({ kind }) => kind !== undefined)).toBe(true);
+    expect(latest.every(({ stayed }) => stayed !== undefined)).toBe(true);
     expect(segment.waits(slot).latest).toEqual([]);
     expect(segment.waits(slot, waited - 3n).latest.slice(0, 3)).toEqual(latest.slice(-3));
     process.kill(slot.pid, "SIGCONT");

@@ -15,10 +15,18 @@ static void idle_after(const char *what, uint64_t requests)
     }
 }
 
-/* How long the program waited, of an entry of the ring. */
+/* How long the program worked, and waited, of an entry of the ring. */
+static uint64_t worked_ns(int entry)
+{
+    uint64_t worked, waited;
+    rg_waited_times(rg.slot->waited_ring[entry], &worked, &waited);
+    return worked;
+}
 static uint64_t waited_ns(int entry)
 {
-    return (rg.slot->waited_ring[entry] >> 4 & 0xfffffff) * RG_WAITED_NS;
+    uint64_t worked, waited;
+    rg_waited_times(rg.slot->waited_ring[entry], &worked, &waited);
+    return waited;
 }
 
 static CUresult (*real_copy)(void *, CUdeviceptr, size_t, CUstream);
@@ -78,12 +86,12 @@ static void every_kind_of_wait_ends_a_request(void)
         uint64_t entry = rg.slot->waited_ring[i];
         CHECK(waited_ns(i) != 0);
         CHECK_EQUAL(entry & 15, 0); /* the device */
-        known_ns += (entry >> 32) * RG_WAITED_NS + waited_ns(i);
+        known_ns += worked_ns(i) + waited_ns(i);
         /* One began after the one before it was over. */
         CHECK(rg.slot->began_ring[i] >= (i ? rg.slot->began_ring[i - 1] : begun_ns) && rg.slot->began_ring[i] < rg_now_ns());
         if (i)
             CHECK(rg.slot->began_ring[i] - rg.slot->began_ring[i - 1] >=
-                  (rg.slot->waited_ring[i - 1] >> 32) * RG_WAITED_NS + waited_ns(i - 1));
+                  worked_ns(i - 1) + waited_ns(i - 1));
     }
     CHECK(known_ns > 0 && known_ns <= rg_now_ns() - begun_ns);
     CHECK_EQUAL(rg.slot->waited_ring[4], 0);
@@ -162,12 +170,6 @@ static void a_wait_that_fails_ends_nothing(void)
         idle_after("a wait after one that failed", (uint64_t)way + 1);
     }
     done();
-}
-
-/* Of a request that ended in a wait. */
-static uint64_t worked_ns(int i)
-{
-    return (rg.slot->waited_ring[i] >> 32) * RG_WAITED_NS;
 }
 
 enum { SLOW_NS = 19000000 }; /* what copy_slowly takes at least */

@@ -84,7 +84,7 @@ static void refusals(void)
     refuse(path, "version 99");
     seg->header.version = RG_SEGMENT_VERSION;
     seg->header.magic ^= 1;
-    refuse(path, "is not a version 30 segment");
+    refuse(path, "is not a version 31 segment");
     seg->header.magic ^= 1;
     if (geteuid() == 0) {
         CHECK_EQUAL(chown(path, 12345, 0), 0);

@@ -70,6 +70,12 @@ static void request(void)
     wait_for_it();
 }
 
+/* What the last request that has been waited for found. */
+static uint32_t had_stayed(void)
+{
+    return rg_waited_stayed(rg.slot->waited_ring[(rg.slot->waited - 1) % RG_WAITED]);
+}
+
 /* What the stream has said; the simulated GPU writes it when somebody asks. */
 static uint32_t stream_said(_Atomic uint32_t *pair)
 {
@@ -95,6 +101,8 @@ static void until_it_stays(void)
 static void it_stays_until_the_next_has_begun(void)
 {
     become_one_that_may();
+    request();
+    CHECK_EQUAL(had_stayed(), RG_STAYED_NOT);
     for (int i = 0; i < 20; i++) {
         uint64_t had = rg.slot->stays;
         until_it_stays();
@@ -112,6 +120,7 @@ static void it_stays_until_the_next_has_begun(void)
         CHECK_EQUAL(atomic_load(&told_then), 2); /* that was all */
         CHECK_EQUAL(before[1], 2);
         CHECK_EQUAL(stream_said(before), 1); /* and has begun */
+        CHECK_EQUAL(had_stayed(), RG_STAYED_BEHIND);
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* which nothing stays after */
         CHECK(!stays_now());
         CHECK_EQUAL(before[1], 2);
@@ -280,6 +289,7 @@ static void it_comes_while_the_input_does(void)
         CHECK_EQUAL(atomic_load(&told_then), 2);
         CHECK_EQUAL(words[1], 2);
         CHECK_EQUAL(stream_said(words), 1);
+        CHECK_EQUAL(had_stayed(), RG_STAYED_AHEAD);
     }
     done();
 }
@@ -689,6 +699,7 @@ static void it_comes_for_one_that_is_announced(void)
         wait_and_note(words);
         CHECK_EQUAL(atomic_load(&told_then), 2);
         CHECK_EQUAL(stream_said(words), 1);
+        CHECK_EQUAL(had_stayed(), RG_STAYED_ANNOUNCED);
     }
     done();
 }
@@ -758,6 +769,9 @@ static void announced_where_it_stays(void)
     wait_and_note(it);
     CHECK_EQUAL(atomic_load(&told_then), 2);
     CHECK_EQUAL(stream_said(it), 1);
+    CHECK_EQUAL(had_stayed(), RG_STAYED_ANNOUNCED);
+    request();
+    CHECK(had_stayed() != RG_STAYED_ANNOUNCED);
     done();
 }
 
