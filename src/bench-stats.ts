@@ -185,11 +185,14 @@ interface Spell {
 export interface Window<Way = string> extends Spell {
   way: Way;
   round: number;
+  /** Which time the ways are gone through, from 0. */
+  turn: number;
 }
 
 /**
- * The ways in turn, `cycles` times a round, every second time in reverse, so that what drifts hits all alike. `settle_s`: what is not
- * counted of a window, by the way and that before; `gap_s`: for how long nothing is done between a window and one of another way.
+ * The ways in turn, `cycles` times a round, every second time in reverse, so that what drifts hits all alike; those that do not vary (`once`) once a
+ * round. `settle_s`: what is not counted of a window, by the way and that before; `gap_s`: for how long nothing is done between a window and one of
+ * another way.
  */
 export function schedule<Way>(
   ways: readonly Way[],
@@ -197,18 +200,20 @@ export function schedule<Way>(
     rounds: number;
     cycles: number;
     window_s: number;
+    once?: (way: Way) => boolean;
     settle_s: (way: Way, after: Way | undefined) => number;
     gap_s?: (way: Way, after: Way) => number;
   },
 ): Window<Way>[] {
-  const { rounds, cycles, window_s, settle_s, gap_s = () => 0 } = lengths;
+  const { rounds, cycles, window_s, once = () => false, settle_s, gap_s = () => 0 } = lengths;
   const windows: Window<Way>[] = [];
   for (let turn = 0; turn < rounds * cycles; turn++)
     for (const way of turn % 2 === 0 ? ways : ways.toReversed()) {
+      if (turn % cycles > 0 && once(way)) continue;
       const last = windows.at(-1);
       const from_s = last ? last.to_s + (last.way === way ? 0 : gap_s(way, last.way)) : 0;
       const counted_s = from_s + settle_s(way, last?.way);
-      windows.push({ way, round: Math.floor(turn / cycles), from_s, counted_s, to_s: counted_s + window_s });
+      windows.push({ way, round: Math.floor(turn / cycles), turn, from_s, counted_s, to_s: counted_s + window_s });
     }
   return windows;
 }

@@ -349,8 +349,21 @@ describe("statistics", () => {
   test("a schedule takes every way once a cycle, every second cycle in reverse", () => {
     const windows = schedule(["a", "b"], { rounds: 2, cycles: 1, window_s: 2, settle_s: () => 0.5 });
     expect(windows.map(({ way, round }) => `${way}${round}`)).toEqual(["a0", "b0", "b1", "a1"]);
-    expect(windows[1]).toEqual({ way: "b", round: 0, from_s: 2.5, counted_s: 3, to_s: 5 });
+    expect(windows[1]).toEqual({ way: "b", round: 0, turn: 0, from_s: 2.5, counted_s: 3, to_s: 5 });
     expect(windows.at(-1)?.to_s).toBe(10);
+  });
+
+  test("what does not vary has one window a round", () => {
+    const windows = schedule(["a", "b", "c"], {
+      rounds: 2,
+      cycles: 3,
+      window_s: 1,
+      once: (way) => way === "b",
+      settle_s: () => 0,
+    });
+    expect(windows.map(({ way, round }) => `${way}${round}`).join(" ")).toBe(
+      "a0 b0 c0 c0 a0 a0 c0 c1 b1 a1 a1 c1 c1 a1",
+    );
   });
 
   test("between a window and one of another way there may be a gap", () => {
@@ -373,13 +386,13 @@ describe("statistics", () => {
   });
 
   test("a window holds what falls due while it is counted", () => {
-    const window = { way: "a", round: 0, from_s: 0, counted_s: 1, to_s: 3 };
+    const window = { way: "a", round: 0, turn: 0, from_s: 0, counted_s: 1, to_s: 3 };
     const samples: Sample[] = [0.9, 1, 2.8, 2.95, 3].map((due_s) => [due_s, 1]);
     expect(withinWindow(samples, window, 0.1).map(([due_s]) => due_s)).toEqual([1, 2.8]);
   });
 
   test("a window begins queued if a request of an earlier one was under way half way through the time to settle", () => {
-    const window = { way: "a", round: 0, from_s: 10, counted_s: 10.6, to_s: 12.6 };
+    const window = { way: "a", round: 0, turn: 0, from_s: 10, counted_s: 10.6, to_s: 12.6 };
     const due = (due_s: number, ms: number): boolean =>
       beginsQueued(
         [
@@ -796,6 +809,7 @@ async function startedBy(
   simulated: boolean,
   log: (run: Run, started: Started) => Log = logOf,
   arrivals: Arrivals = "uniform",
+  cycles = 1,
 ) {
   const started: Started[] = [];
   const ran = (policy: string | undefined, mps: boolean, runs: readonly Run[]) => {
@@ -817,7 +831,7 @@ async function startedBy(
   if (!pair) throw new Error("there is such a pair");
   const all = allWays(choosePolicies("slo,orion", []), { mps: true, clientPriority: true });
   const jobs = liveJobs(bed, pair, chooseWays(ways.join(";"), all));
-  const timing = { rounds: 1, duration_s: 1, lead_s: 0, window_s: 1, learn_s: 20, copies: 1 };
+  const timing = { rounds: 1, duration_s: cycles, lead_s: 0, window_s: 1, learn_s: 20, copies: 1 };
   const found: Found[] = [];
   // Nobody switches ways here, so that nothing is measured but of those that need no switch; where there is none, the run says so.
   for (const job of jobs)
@@ -1044,6 +1058,27 @@ describe("ways that take turns", () => {
     expect(due_s.length).toBeGreaterThan(70);
     const [[from_s, to_s] = [0, 0]] = started[mps + 1]?.runs.flatMap(spellsOf) ?? [];
     expect(due_s.every((due) => due >= from_s && due < to_s + 1e-6)).toBe(true);
+  });
+
+  test("each way has the same requests as the others in each of a round's windows, and programs alone have one window", async () => {
+    const { started } = await startedBy(["rigel slo"], false, logOf, "poisson", 3);
+    const [high, ...best] = started.flatMap(({ runs }) => runs);
+    // After 20 s to find settings, of 2.2 s each: alone, each best-effort program for itself, slo; slo, alone; alone, slo.
+    const alone_s = [0, 5, 6].map((n) => 20 + 2.2 * n);
+    const slo_s = [3, 4, 7].map((n) => 20 + 2.2 * n);
+    const requests = (from_s: number): number[] =>
+      (high?.due_s ?? []).filter((due) => due >= from_s && due < from_s + 2.2).map((due) => due - from_s);
+    for (const [turn, from_s] of alone_s.entries()) {
+      expect(requests(from_s).length).toBeGreaterThan(60);
+      const others = requests(slo_s[turn] ?? 0);
+      expect(others.map((at, index) => Math.abs(at - (requests(from_s)[index] ?? 0)) < 1e-6)).not.toContain(false);
+      expect(others).toHaveLength(requests(from_s).length);
+    }
+    expect(requests(alone_s[0] ?? 0)[0]).not.toBeCloseTo(requests(alone_s[1] ?? 0)[0] ?? 0, 6);
+    expect(best.map((run) => spellsOf(run).map(([from_s, to_s]) => Number((to_s - from_s).toFixed(3))))).toEqual([
+      [20, 2.2, 4.4, 2.2],
+      [20, 6.6, 2.2],
+    ]);
   });
 
   test("what Rigel does under MPS is over alone under MPS, what MPS does without it over alone without", async () => {
