@@ -73,6 +73,7 @@ typedef struct {
     uint64_t last_ns; /* when something came last */
     uint64_t due_ns;  /* then the GPU comes over; 0: it does not, or has */
     uint64_t look_ns; /* then it is looked whether what it has come over for has begun; 0: it has not come over */
+    uint64_t until_ns; /* it has: until when it waits for that */
     uint16_t whose;   /* for whom */
     uint16_t amid;    /* whose request is not over yet; 0: none */
     enum when when;
@@ -102,6 +103,7 @@ static uint32_t pendings, useless;
 static uint64_t paused_until;
 static int own = -1, wakes = -1; /* epoll, and an eventfd in it; -1: none */
 static uint32_t turn; /* in which it is looked what has arrived */
+static uint64_t looked_ns; /* in the last one: when */
 static bool asks; /* what was asked since the last one is there at once */
 static bool stale; /* the epoll has files that are not at their number any more */
 static pthread_t thread;
@@ -298,6 +300,7 @@ typedef struct {
     uint64_t now_ns;
     uint16_t busy; /* who is */
     bool just_now; /* somebody was */
+    bool began;    /* somebody has, since it was last looked what has arrived */
 } activity;
 
 static void is_at_one(uint16_t whose, void *at)
@@ -306,6 +309,7 @@ static void is_at_one(uint16_t whose, void *at)
     uint64_t idle = idle_since(whose);
     a->busy = atomic_load(&member_of(whose)->busy[device_of(whose)]) ? whose : a->busy;
     a->just_now |= idle && rg_since(idle, a->now_ns) < AFTERMATH_NS;
+    a->began |= busy_since(whose) > looked_ns;
 }
 
 static void learn(experience *e, uint32_t us, uint16_t whose)
@@ -330,13 +334,17 @@ static uint32_t ahead_us(void)
     return COMES_US + (stop_us < STOPS_US ? stop_us : STOPS_US);
 }
 
+static uint64_t stay_us(void)
+{
+    return (uint64_t)RG_STAY_ANNOUNCED * atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed);
+}
+
 /* Whether a request is foreseen by what has come to it; whose, and how long after that the GPU is to come. */
 static bool foresees(source *s, uint32_t *after_us)
 {
     const experience *e = s->had[s->when].n >= RG_POLICY_ARRIVALS / 2 ? &s->had[s->when] : &all[s->when];
-    uint64_t stay_us = (uint64_t)RG_STAY_ANNOUNCED * atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed);
     uint32_t known = e->n < RG_POLICY_ARRIVALS ? e->n : RG_POLICY_ARRIVALS;
-    if (!e->whose || !rg_policy_foresees(e->us, known, ahead_us(), stay_us, after_us))
+    if (!e->whose || !rg_policy_foresees(e->us, known, ahead_us(), stay_us(), after_us))
         return false;
     useless = s->useless = 0;
     s->whose = e->whose;
@@ -427,12 +435,15 @@ static void look_back(uint64_t now_ns)
 
 /*
  * Whether what comes takes the place of what came before, if it is no part of that (`is_part`), which would be counted as having come to nothing. So it
- * does where that was unread, or came amid a request that is over, and such are known to be no sign of the next one.
+ * does where the GPU has waited for that in vain; or where that was unread, or came amid a request that is over, and such are known to be no sign of the
+ * next one.
  */
-static bool takes_its_place(const source *s, enum when when, bool is_part)
+static bool takes_its_place(const source *s, enum when when, bool is_part, uint64_t now_ns)
 {
     if (is_part)
         return false;
+    if (s->look_ns && now_ns > s->until_ns)
+        return true;
     bool no_sign = s->had[s->when].n >= RG_POLICY_ARRIVALS / 2 && !s->amid && !s->due_ns && !s->look_ns;
     return (s->when == AFTER && when == IDLE) || ((s->found || s->when == AMID) && when != AMID && no_sign);
 }
@@ -460,12 +471,14 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
         s->paused_until = now_ns + PAUSE_NS;
     }
     each_of_the_process(is_at_one, &a);
+    if (!unread && a.began)
+        return; /* which may be what came before that, and is seen now, as this thread was late: no other one */
     enum when when = a.busy ? AMID : a.just_now ? AFTER : IDLE;
     bool is_part = rg_since(s->last_ns, now_ns) < PART_NS;
     s->last_ns = asked ? s->last_ns : now_ns;
     if (asked && when == IDLE)
         return; /* what is left unread after that is no request that waited for its turn */
-    if (s->came_ns && !takes_its_place(s, when, is_part))
+    if (s->came_ns && !takes_its_place(s, when, is_part, now_ns))
         return; /* more of the same */
     if (s->came_ns) {
         if (s->found)
@@ -496,6 +509,7 @@ static uint64_t come(uint64_t now_ns)
         if (s->due_ns && s->due_ns <= now_ns) {
             s->due_ns = 0;
             s->look_ns = now_ns + ahead_us() * 1000ull + LOOK_NS;
+            s->until_ns = now_ns + (ahead_us() + stay_us()) * 1000ull;
             if (rg_stay_announced(member_of(s->whose), 1u << device_of(s->whose)))
                 atomic_fetch_add_explicit(&member_of(s->whose)->slot->foreseen, 1, memory_order_relaxed);
         }
@@ -533,12 +547,14 @@ static bool look(void)
         return true;
     if (waited < 0 || (p.revents & (POLLNVAL | POLLERR)))
         return false;
+    uint64_t looks_ns = rg_clock_ns();
     int n = epoll_wait(own, events, EVENTS, 0);
     now = rg_clock_ns();
     look_back(now);
     for (int i = 0; i < n; i++)
         if (events[i].data.u64 != SOURCES)
             arrived((uint32_t)events[i].data.u64, (uint32_t)(events[i].data.u64 >> 32), events[i].events & EPOLLIN, now);
+    looked_ns = looks_ns;
     now = rg_clock_ns();
     left = rg_since(now, come(now)); /* whatever else arrives until then: it is seen after the rest */
     nanosleep(&(struct timespec){.tv_nsec = (long)(left < REST_NS ? left : REST_NS)}, NULL);

@@ -315,6 +315,35 @@ static void foresees_beside_what_comes_amid_and_is_read_later(void)
     beside_what_is_read_later(true);
 }
 
+/* Nor does what came to nothing, once the GPU has waited for it: the next one is foreseen, also within the time for which one might begin yet. */
+static void foresees_behind_what_came_to_nothing(void)
+{
+    enum { MANY = 10 };
+    become_a_server();
+    seg->settings.stay_us = 5000;
+    connection c = a_pipe();
+    beat();
+    int did = 0;
+    for (int i = 0; i < 800 && did < MANY; i++) {
+        bool is_behind = i % 8 == 7;
+        if (is_behind) {
+            send_one(c);
+            receive_one(c);
+            usleep(44000);
+        }
+        uint64_t before = foreseen();
+        send_one(c);
+        receive_one(c);
+        usleep(10000);
+        did += is_behind && foreseen() > before;
+        request();
+        usleep(2000);
+        beat();
+    }
+    CHECK_EQUAL(did, MANY);
+    done();
+}
+
 /* And has streams stop, with the GPU there before the launch. */
 static void has_streams_stop(void)
 {
@@ -763,18 +792,57 @@ static void beside_many_arrivals(void)
     done();
 }
 
-/* arrivals.c looks for what has arrived by this. */
+/* arrivals.c looks for what has arrived by this, and `waits` as it is about to for as long as it is said to be late. */
 static _Atomic uint64_t found_ns;
 static _Atomic uint32_t looks, looks_too_soon;
+static _Atomic bool late, waits;
 int epoll_wait(int fd, struct epoll_event *events, int most, int timeout)
 {
     enum { MOST_OF_A_REST_NS = 25000 };
+    atomic_store(&waits, true);
+    while (atomic_load(&late))
+        usleep(100);
+    atomic_store(&waits, false);
     uint64_t before = atomic_load(&found_ns);
     looks += before != 0;
     looks_too_soon += before && rg_now_ns() - before < MOST_OF_A_REST_NS;
     int n = (int)syscall(SYS_epoll_pwait, fd, events, most, timeout, NULL, (size_t)0);
     atomic_store(&found_ns, n > 0 ? rg_now_ns() : 0);
     return n;
+}
+
+/* What it sees of a request only once that has begun, or is over, as its thread was late, is none that has come amid it, or after it. */
+static void what_is_seen_late(bool is_over)
+{
+    comes = is_over ? AFTER : AMID;
+    become_a_server();
+    connection c = over_tcp(); /* for whose being writable it is watched, so that it is ready where all is read */
+    beat();
+    until_one_is_foreseen(c);
+    for (int i = 0; i < 10; i++) {
+        serve_one(c);
+        usleep(2000);
+        atomic_store(&late, true);
+        send_one(c);
+        WAIT_FOR(atomic_load(&waits));
+        receive_one(c);
+        uint64_t before = foreseen();
+        launch(spin, NULL, 5000000);
+        atomic_store(&late, is_over);
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+        atomic_store(&late, false);
+        usleep(30000); /* three times what it would be foreseen by */
+        CHECK_EQUAL(foreseen(), before);
+    }
+    done();
+}
+static void what_is_seen_once_a_request_has_begun(void)
+{
+    what_is_seen_late(false);
+}
+static void what_is_seen_once_a_request_is_over(void)
+{
+    what_is_seen_late(true);
 }
 
 /* It rests after each look that has found something, also amid a request, whose end is looked for meanwhile: a flood takes no processor. */
@@ -825,6 +893,9 @@ int main(int argc, char **argv)
     RUN(foresees_where_something_is_left_unread);
     RUN(foresees_beside_what_is_read_later);
     RUN(foresees_beside_what_comes_amid_and_is_read_later);
+    RUN(foresees_behind_what_came_to_nothing);
+    RUN(what_is_seen_once_a_request_has_begun);
+    RUN(what_is_seen_once_a_request_is_over);
     RUN(has_streams_stop);
     RUN(has_none_go_on_between_two);
     RUN(not_past_rigel);
