@@ -920,6 +920,15 @@ async function soloOfRuns(duration_s: number, ran: (logs: Map<string, Log>) => R
   return await job.run({ rounds: 1, duration_s, lead_s: 0, window_s: 1, learn_s: 20, copies: 1 });
 }
 
+/** Of a program alone for 10 s, whose copies serve until then. */
+async function soloUntil(end_s: number): Promise<Partial<Found>> {
+  const { solo } = await soloOfRuns(10, (logs) => {
+    for (const log of logs.values()) log.requests = log.requests.filter(([due_s]) => due_s < end_s);
+    return { logs, clients: [] };
+  });
+  return solo ? { solo } : {};
+}
+
 describe("a program alone that Ctrl-C ends", () => {
   test("counts as far as it came, which is told", async () => {
     const whole = await soloOfRuns(10, (logs) => ({ logs, clients: [] }));
@@ -1005,6 +1014,14 @@ describe("programs that are not ready in time", () => {
     expect((await inTimeOf([first, new Interrupted({ at_ms: 0 })], true)).said).toBe("1");
     const failures = [{ title: "a+b", problem: "b was killed", output: [] }];
     expect(await inTimeOf([first, { failures }], true)).toMatchObject({ said: "1", failed: ["b was killed"] });
+  });
+
+  test("alone count as they were where the second start is cut short, unless that has served more", async () => {
+    const [little, more, all] = await Promise.all([4, 8, 12].map(soloUntil));
+    if (!little || !more || !all) throw new Error("there are three");
+    expect((await inTimeOf([{ ...all, late_s: 3 }, little], true)).said).toBe("1");
+    expect((await inTimeOf([{ ...little, late_s: 3 }, more], true)).said).toBe("2");
+    expect((await inTimeOf([{ ...more, late_s: 3 }, little])).said).toBe("2");
   });
 
   test("count as they were where the second start fails, which is told", async () => {
