@@ -249,7 +249,7 @@ async function runAnew(
 function said({ requests, requests_s, best }: Measurement): string {
   return [
     ...(requests_s > 0 ? [milliseconds(requests)] : []),
-    ...best.map(({ steps, seconds }) => `${(steps / seconds).toFixed(2)} steps/s`),
+    ...best.map(({ steps, seconds }) => (seconds > 0 ? `${(steps / seconds).toFixed(2)} steps/s` : "no steps")),
   ].join(", ");
 }
 

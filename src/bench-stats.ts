@@ -127,8 +127,9 @@ export function counted(
   to_s: number,
   began_s = 0,
 ): { steps: number; seconds: number } {
-  const until_s = Math.min(to_s, ends_s.findLast((end_s) => end_s > from_s) ?? to_s);
-  return { steps: stepsBetween(ends_s, from_s, until_s, began_s), seconds: Math.max(0, until_s - from_s) };
+  // Of a program that was ready after the end, `from_s` is behind `to_s`.
+  const until_s = Math.max(from_s, Math.min(to_s, ends_s.findLast((end_s) => end_s > from_s) ?? to_s));
+  return { steps: stepsBetween(ends_s, from_s, until_s, began_s), seconds: until_s - from_s };
 }
 
 /* ---- Arrivals */

@@ -339,6 +339,12 @@ describe("statistics", () => {
       requests_s: 0,
       best: [{ program: "b", steps: 0, seconds: 4 }],
     });
+    // One that is ready after the end leaves no time to measure in.
+    expect(together(high, [{ ...best, late_s: 5, ends_s: [5.5] }], 4)).toEqual({
+      requests: [],
+      requests_s: 0,
+      best: [{ program: "b", steps: 0, seconds: 0 }],
+    });
   });
 
   test("gaps add up to the arrivals", () => {
@@ -986,6 +992,27 @@ test("the line of progress has the percentiles of the report", async () => {
     const latency = latencyOf(requests);
     expect(found?.said).toBe(`p50 ${latency?.p50_ms.toFixed(2)} p99 ${latency?.p99_ms.toFixed(2)} ms`);
   }
+});
+
+test("of a program that was ready after the end the line of progress has no steps a second", async () => {
+  const [pair] = choosePairs(PAIR, true);
+  const [alone] = allWays(choosePolicies(undefined, []), { mps: false, clientPriority: false });
+  if (!pair || !alone) throw new Error("there are such");
+  const late = { late_s: 5, requests: [], past: [], ends_s: [5.5] };
+  const ran = async (runs: readonly Run[]): Promise<Ran> => ({
+    logs: new Map(runs.map(({ name }) => [name, late])),
+    clients: [],
+  });
+  const bed: Bed = {
+    runner: { bare: ran, governed: ran },
+    native: await Native.load(),
+    simulated: true,
+    load: { rate_per_s: 50, arrivals: "uniform", seed: 1 },
+    environment: () => ({}),
+  };
+  const [, best] = anewJobs(bed, pair, alone, 0);
+  const found = await best?.run({ rounds: 1, duration_s: 1, lead_s: 0, window_s: 1, learn_s: 20, copies: 1 });
+  expect(found?.said).toBe("no steps");
 });
 
 describe("programs that are not ready in time", () => {
