@@ -37,7 +37,7 @@ export interface Timing {
   duration_s: number;
   /** Seconds for programs to start and warm up. Raised when they needed more. */
   lead_s: number;
-  /** Seconds counted of a window, where ways take turns. */
+  /** Seconds counted of a window, where ways take turns; or nearly, as windows divide `duration_s`. */
   window_s: number;
   /** Seconds that policy `slo` has to find its settings before anything is counted, where ways take turns. */
   learn_s: number;

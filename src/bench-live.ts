@@ -169,11 +169,13 @@ function windowsOf(
   const learned = learning.at(-1)?.way;
   const isOther = ({ crew }: Turn, after = learned): boolean => after !== undefined && after.crew !== crew;
   const [first] = turns;
+  // Windows divide the duration, so that a way and round has as many seconds as are told of it.
+  const cycles = Math.max(1, Math.round(duration_s / window_s));
   const begin_s = learning.length * learn_s + (first && isOther(first) ? DRAIN_s : 0);
   const rest = schedule(turns, {
     rounds,
-    cycles: Math.max(1, Math.round(duration_s / window_s)),
-    window_s: Math.min(window_s, duration_s),
+    cycles,
+    window_s: duration_s / cycles,
     // Steps a second of trainings alone differ by 0.4% from window to window (standard deviation, an H200).
     once: ({ only }) => only !== undefined,
     settle_s: (way, after) => SETTLE_s + (isOther(way, after) && heedsStrangers(way.crew) ? STRANGERS_s : 0),

@@ -140,7 +140,7 @@ export function addBench(program: Command, device: (text: string) => Config["dev
     )
     .option(
       "--window <seconds>",
-      "seconds of a window where ways take turns (default: 2.5; simulated: 2)",
+      "seconds of a window where ways take turns, or nearly, as windows divide --duration (default: 2.5; simulated: 2)",
       between(0.001, 600),
     )
     .option(

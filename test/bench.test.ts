@@ -815,7 +815,7 @@ async function startedBy(
   simulated: boolean,
   log: (run: Run, started: Started) => Log = logOf,
   arrivals: Arrivals = "uniform",
-  cycles = 1,
+  duration_s = 1,
 ) {
   const started: Started[] = [];
   const ran = (policy: string | undefined, mps: boolean, runs: readonly Run[]) => {
@@ -837,7 +837,7 @@ async function startedBy(
   if (!pair) throw new Error("there is such a pair");
   const all = allWays(choosePolicies("slo,orion", []), { mps: true, clientPriority: true });
   const jobs = liveJobs(bed, pair, chooseWays(ways.join(";"), all));
-  const timing = { rounds: 1, duration_s: cycles, lead_s: 0, window_s: 1, learn_s: 20, copies: 1 };
+  const timing = { rounds: 1, duration_s, lead_s: 0, window_s: 1, learn_s: 20, copies: 1 };
   const found: Found[] = [];
   // Nobody switches ways here, so that nothing is measured but of those that need no switch; where there is none, the run says so.
   for (const job of jobs)
@@ -1123,6 +1123,15 @@ describe("ways that take turns", () => {
       [20, 2.2, 4.4, 2.2],
       [20, 6.6, 2.2],
     ]);
+  });
+
+  test("the windows of a way and round together are as long as what is to be measured of it", async () => {
+    for (const duration_s of [0.6, 1.4, 1.6, 2.5, 3]) {
+      const { measurements } = await startedBy(["MPS"], false, logOf, "uniform", duration_s);
+      const counted_s = measurements.map(({ window }) => (window ? window.to_s - window.counted_s : Number.NaN));
+      expect(counted_s.length).toBe(Math.max(1, Math.round(duration_s)));
+      expect(counted_s.reduce((sum, seconds) => sum + seconds, 0)).toBeCloseTo(duration_s, 6);
+    }
   });
 
   test("what Rigel does under MPS is over alone under MPS, what MPS does without it over alone without", async () => {
