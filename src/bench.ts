@@ -102,7 +102,7 @@ Pairs are a high and one or more best-effort programs:
   --pairs bert-served is that one with each best-effort one, --pairs all each high program so, and
   resnet50 and resnet50-served with resnet50-train+gpt2-train.
 On a machine without a GPU those run that a profile was recorded of: resnet50, bert, and all best-effort ones but
-gpt2-train-graph.
+bert-train and gpt2-train-graph.
 
 Ways: alone; time slicing; MPS; MPS, client priority; alone, Rigel; and for each policy "rigel NAME" and
 "rigel NAME, MPS". All but the first are compared with "alone" in the same round.

@@ -2376,6 +2376,15 @@ describe.concurrent("rigel bench refuses", () => {
     const help = await rigel("bench", "--help");
     expect(help.stdout).toContain("rigel bench --anew --pairs bert+gpt2-train");
     expect(help.stdout).toContain("Ways: alone; time slicing; MPS");
+    // What the simulated GPU runs.
+    const there = allPairs(true).map(({ high, best }) => [high, ...best].map(({ name }) => name));
+    const [, highs = "", lacking = ""] =
+      /a profile was recorded of: (.*), and all best-effort ones but (.*)\.$/s.exec(
+        help.stdout.replaceAll(/\s+/g, " ").split(" Ways:")[0] ?? "",
+      ) ?? [];
+    expect(highs.split(", ")).toEqual([...new Set(there.map(([high = ""]) => high))].toSorted().toReversed());
+    const all = allPairs(false).flatMap(({ best }) => best.map(({ name }) => name));
+    expect(new Set([...there.flatMap(([, ...best]) => best), ...lacking.split(" and ")])).toEqual(new Set(all));
     expect(help.stdout.replaceAll(/\s+/g, " ")).toContain("closed: one user, who asks again; ");
     expect(help.status).toBe(0);
     const dry = await rigel("bench", "--device", "simulated", "--dry-run");
