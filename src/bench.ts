@@ -304,6 +304,9 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
     pin: flags.pin,
   };
   if (timing.pin !== undefined) checkPin(timing.pin, timing.copies, solo);
+  for (const name of ["window", "learn"] as const)
+    if (flags[name] !== undefined && !live)
+      throw new RigelError("command", `rigel bench: expected --${name} where ways take turns (--live)`);
   const load: Load = { rate_per_s: flags.rate, arrivals: solo ? "uniform" : flags.arrivals, seed: flags.seed };
   const policies = choosePolicies(flags.policies, flags.policyJson, live && !simulated ? [] : ["priority"]);
   const hasDaemon = Bun.which("nvidia-cuda-mps-control") !== null;

@@ -2314,6 +2314,8 @@ describe.concurrent("rigel bench refuses", () => {
     [["--pin", "0"], "expected --pin with --solo only"],
     [["--copies", "2"], "expected --copies with --solo only"],
     [["--solo", "--pin", "99999"], "expected 1 processors from there on, one for each copy of a kind; there are"],
+    [["--anew", "--window", "2"], "expected --window where ways take turns (--live)"],
+    [["--learn", "2"], "expected --learn where ways take turns (--live)"],
     [["--solo", "--policies", "fair"], "expected no --policies with --solo: each program has the GPU to itself"],
     [["--solo", "--ways", "MPS"], "expected no --ways with --solo"],
     [["--solo", "--window", "2"], "expected no --window with --solo: requests alternate one by one"],
