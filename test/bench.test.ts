@@ -1587,6 +1587,11 @@ work = types.SimpleNamespace(request=request, inputs=lambda: [memoryview(to) for
 report = workload.serve(work, args, stop, clients)
 clients.connection.close()
 print(json.dumps([report["count"], seen, os.wait()[1]]))`;
+  /** Which process sends them. */
+  const keptPids = `import os
+pids, fork = [], os.fork
+os.fork = lambda: pids.append(fork()) or pids[-1]
+`;
   const run = async (after: number | null, ...args: string[]) => {
     const argv = "--mode infer --model bert --warmup 0 --served".split(" ");
     const folder = join(root, "src", "python");
@@ -1630,6 +1635,49 @@ print(json.dumps([report["count"], seen, os.wait()[1]]))`;
     using scratch = new Scratch();
     const gaps = scratch.file("gaps.json", [0, 3600]);
     expect(await run(1, "--batch", "1", "--arrivals", gaps)).toMatchObject({ count: 1, kinds: [0] });
+  });
+
+  test("a SIGTERM that comes to the process that sends them first ends both as one", async () => {
+    const ending = `${script}after, serve_one = None, request
+def request():
+    serve_one()
+    if len(seen) == 3:
+        os.kill(pids[0], signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+`;
+    const argv = "--mode infer --model bert --batch 1 --warmup 0 --served --rate 1000".split(" ");
+    await using child = Bun.spawn(
+      [python ?? "", "-c", `${keptPids}${ending}${end}`, join(root, "src", "python"), ...argv],
+      { stdout: "pipe", stderr: "pipe" },
+    );
+    const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+    expect(stderr).toBe("");
+    expect(stdout).toMatch(/^\[\d+, \[0, 0, 0\b/);
+    expect(await child.exited).toBe(0);
+  });
+
+  test("where the process that sends them is killed, what came until then is not all there was to come", async () => {
+    const killing = `${script}after, serve_one = None, request
+def request():
+    serve_one()
+    if len(seen) == 3:
+        os.kill(pids[0], signal.SIGKILL)
+`;
+    const argv = "--mode infer --model bert --batch 1 --warmup 0 --served --rate 1000".split(" ");
+    await using child = Bun.spawn(
+      [python ?? "", "-c", `${keptPids}${killing}${end}`, join(root, "src", "python"), ...argv],
+      {
+        stdout: "pipe",
+        stderr: "pipe",
+      },
+    );
+    const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+    expect({ stdout, stderr }).toEqual({
+      stdout: "",
+      stderr: "workload: --served: the process that sends the requests ended before the last of them\n",
+    });
+    expect(await child.exited).toBe(1);
   });
 
   test("the process that sends them ends if the one that takes them was killed before it had its connection", async () => {

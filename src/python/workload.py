@@ -663,6 +663,7 @@ class Clients:
     ORDER = struct.Struct("dd")  # when the start was or will be, and how late it is by then; then the bytes of an input of each kind
     LENGTH = struct.Struct("Q")
     DUE = struct.Struct("dI")  # in front of an input: when, and of which kind
+    NO_MORE = 2**32 - 1  # in place of a kind: all have been sent, so that an end before that is none
     ANSWER = bytes(8)
 
     def __init__(self, args, stop):
@@ -697,6 +698,7 @@ class Clients:
             for due in due_here(args, start, late_s, stop):
                 kind = next(kinds)
                 connection.sendall(self.DUE.pack(due, kind) + bytes(lengths[kind]))
+            connection.sendall(self.DUE.pack(0.0, self.NO_MORE))
             connection.shutdown(socket.SHUT_WR)
             answers.join()  # what is closed before its answers have been taken is lost on the way
 
@@ -716,12 +718,17 @@ class Clients:
             while True:
                 before_each()
                 if not self._fill(memoryview(head), stop):
-                    return
+                    break
                 due, self._kind = self.DUE.unpack(head)
-                if not self._fill(to[self._kind], stop):
+                if self._kind == self.NO_MORE:
                     return
+                if not self._fill(to[self._kind], stop):
+                    break
                 yield due
                 self.connection.sendall(self.ANSWER)
+        wait_until(time.perf_counter() + 1, stop)  # a SIGTERM for both may have come to the other one first
+        if not stop.asked:
+            raise SystemExit("workload: --served: the process that sends the requests ended before the last of them")
 
     def kinds(self):
         """That of the request which came last, whenever it is asked for."""
