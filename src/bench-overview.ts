@@ -18,8 +18,10 @@ const LEGEND = 20;
 
 const P99 = "p99 latency over alone (1 is no change; lower is better)";
 const HARVEST = "Harvest (1 is all that the high program leaves)";
-/** Beside each other in a picture's legend. */
+/** So many at most beside each other in a picture's legend, whose letters are about as wide as that, with their dot and what is between two. */
 const ABREAST = 4;
+const LETTER = 7;
+const AROUND = 24;
 
 /** For a page; nothing where there are no two pairs to look at together. */
 export function overview(rows: readonly Row[]): string {
@@ -39,14 +41,16 @@ export function overview(rows: readonly Row[]): string {
 export function overviewPicture(rows: readonly Row[], title: string): string {
   const { pairs, ways, p99, harvest } = linesOf(rows);
   const width = 2 * WIDTH;
-  const titles = 18 + Math.ceil(ways.length / ABREAST) * LEGEND + 8;
+  const widest = AROUND + LETTER * Math.max(0, ...ways.map(({ length }) => length));
+  const abreast = Math.max(1, Math.min(ABREAST, ways.length, Math.floor((width - MARGIN) / widest)));
+  const titles = 18 + Math.ceil(ways.length / abreast) * LEGEND + 8;
   const top = titles + 10;
   const height = top + TOP + pairs.length * PAIR + AXIS;
   const parts = [
     `<rect width="${width}" height="${height}" rx="6" fill="#fff"/>`,
     ...ways.map((way, index) => {
-      const x = MARGIN + (index % ABREAST) * ((width - MARGIN) / Math.min(ABREAST, ways.length));
-      return legend([way], x, 18 + Math.floor(index / ABREAST) * LEGEND, index).join("");
+      const x = MARGIN + (index % abreast) * ((width - MARGIN) / abreast);
+      return legend([way], x, 18 + Math.floor(index / abreast) * LEGEND, index).join("");
     }),
     ...[P99, HARVEST].map((said, index) => `<text x="${MARGIN + index * WIDTH}" y="${titles}">${text(said)}</text>`),
     `<g transform="translate(0 ${top})">${p99(true).join("")}</g>`,

@@ -187,6 +187,20 @@ function by(stayed: Stayed, ...took_ms: number[]): Wait[] {
   return took_ms.map((ms) => ({ client: 0, worked_ms: 0, waited_ms: ms, stayed }));
 }
 
+/** Where the legend of a picture has the names of ways, and about where each ends. */
+function legendOf(policy: string): { x: number; y: number; end: number }[] {
+  const ways = ["time slicing", "MPS, client priority", `rigel ${policy}`, `rigel ${policy}, MPS`, "MPS"];
+  const { rows } = documentFor(
+    "a+b",
+    ["alone", ...ways].map((way) => one(way, 0, 5, 50)),
+  );
+  const picture = overviewPicture(rows, "");
+  return ways.map((way) => {
+    const [, x, y] = new RegExp(`<text x="([\\d.]+)" y="([\\d.]+)">${way}<`).exec(picture) ?? [];
+    return { x: Number(x), y: Number(y), end: Number(x) + 7 * way.length };
+  });
+}
+
 describe("statistics", () => {
   test("percentiles are nearest rank", () => {
     const hundred = Array.from({ length: 100 }, (_, index) => index + 1);
@@ -242,6 +256,13 @@ describe("statistics", () => {
     const picture = overviewPicture(made.rows, "A & B");
     expect(isWellFormed(picture)).toBe(true);
     expect(picture).not.toMatch(/NaN|undefined/);
+  });
+
+  test("names in the picture's legend have room, short ones four abreast", () => {
+    expect(new Set(legendOf("slo").map(({ y }) => y)).size).toBe(2);
+    for (const policy of ["slo", "without-arrivals", "x".repeat(40), "x".repeat(70)])
+      for (const line of Map.groupBy(legendOf(policy), ({ y }) => y).values())
+        for (const [index, { end }] of line.entries()) expect(end, policy).toBeLessThan(line[index + 1]?.x ?? 800);
   });
 
   test("a policy's name stays in its cell of the table", () => {
