@@ -363,6 +363,8 @@ export class Controller {
   #pace({ waits = [] }: Observation): void {
     this.#lately.add(waits, this.t_s);
     this.#lately.keep(LATELY);
+    // A client that has none now tells nothing of the others.
+    if (waits.length > 0) this.#lately.forget(this.t_s);
     const ratio = (1000 * longMedian(this.#lately.waits)) / (this.#settings?.need_us ?? 0);
     this.#isAtOnce = ratio < (this.#isAtOnce ? LONGER : 1);
   }
@@ -861,6 +863,7 @@ export class Controller {
   #forgetAlone(): void {
     this.#reset("other high clients");
     this.#alone.clear();
+    this.#lately.clear();
     this.#share.clear();
     this.#relearned++;
   }

@@ -123,6 +123,34 @@ function keptBusy(seconds: number, more: number): Action["settings"][] {
   });
 }
 
+/**
+ * Settings by tick beside 55 requests of 4 ms a second, which are delayed where best-effort work gives way later than at once: in the first three seconds another
+ * program has one of 61 ms a tick, and then `stays` or is gone.
+ */
+function afterLonger(seconds: number, stays: boolean): Action["settings"][] {
+  const controller = new Controller({ p99_over_alone: 1.05 });
+  const next = random(7);
+  let action: Action = { settings: undefined, hold: false };
+  return Array.from({ length: seconds / TICK_S }, (_, tick) => {
+    const { suspend = 1, need_us = 0 } = action.settings ?? {};
+    const isLonger = tick * TICK_S < 3;
+    const waits: Wait[] = isLonger ? [{ client: 0, worked_ms: 60, waited_ms: 1 }] : [];
+    const delay_ms = !action.hold && (!suspend || (need_us > 0 && need_us < 4200)) ? 0.5 : 0;
+    for (let at = -Math.log(1 - next()); at < 55 * TICK_S; at -= Math.log(1 - next()))
+      waits.push({ client: 16, worked_ms: 3.5 * (1 + 0.1 * next()), waited_ms: 0.3 + delay_ms });
+    action = controller.step({
+      elapsed_s: TICK_S,
+      requests: histogramOf(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms)),
+      waits,
+      launches: action.hold ? 0 : 800,
+      neighbours: "1",
+      measured: isLonger || stays ? "7 busy, 8 busy" : "8 busy",
+      preemption: true,
+    });
+    return action.settings;
+  });
+}
+
 /** Best-effort work gives way late in a request. */
 function isLate(is: Action["settings"]): boolean {
   return is?.suspend === 1 && is.need_us > 0;
@@ -504,6 +532,16 @@ describe("the controller", () => {
     expect(Math.abs(defer_us / need_us - 42 / 58)).toBeLessThan(0.01);
     expect(ticks.findIndex(({ settings }) => (settings?.defer_us ?? 0) > 1100) * TICK_S).toBeLessThan(21);
   });
+
+  test.each([true, false])(
+    "slices are short for requests that it gives way to at once, whatever others took before: %p",
+    (stays) => {
+      const late = afterLonger(80, stays)
+        .slice(600)
+        .filter((is) => isLate(is) && (is?.need_us ?? 0) > 4200);
+      expect([...new Set(late.map((is) => is?.slice_us))]).toEqual([50]);
+    },
+  );
 
   test("a burst of requests in the second of a trial does not make it a bad rung", () => {
     const settings = waitedFor(12, 110);
