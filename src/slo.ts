@@ -211,6 +211,8 @@ export class Controller {
   #ticks = 0;
   #state: State = "waiting";
   #since_s = 0;
+  /** Since when that is so without a break: a hold that nobody renewed was over for a while. */
+  #unbroken_s = 0;
   /** For how long nobody has looked since. */
   #stalled_s = 0;
   #held_s = 0;
@@ -308,7 +310,7 @@ export class Controller {
     if (this.#ticks - this.#settled > 1) {
       if (held) {
         // What is longer began before best-effort work was held.
-        const alone_ms = 1000 * (this.t_s - this.#since_s - TICK_S);
+        const alone_ms = 1000 * (this.t_s - this.#unbroken_s - TICK_S);
         const waits = (seen.waits ?? []).filter(({ worked_ms, waited_ms }) => worked_ms + waited_ms <= alone_ms);
         this.#alone.add(seen.requests.upTo(alone_ms * 1e6), waits, this.t_s);
       } else if (this.#state !== "waiting") this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen), starved_s);
@@ -387,6 +389,7 @@ export class Controller {
     else if (this.#state === "trial" && this.#stalled_s > STALLED_MOST_S) this.#retreat("stalled", true);
     else if (held && this.#stalled_s > STALLED_MOST_S) this.#endWindow();
     else this.#since_s = round(this.t_s - spent_s);
+    this.#unbroken_s = this.t_s;
     // On a rung that it stands on nothing has changed meanwhile.
     const stands = this.#state === "run";
     const isKnown = stands && this.#ticks - ticks > this.#settled;
@@ -420,6 +423,7 @@ export class Controller {
   /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */
   unsettle(): void {
     this.#settled = this.#ticks + 1;
+    this.#unbroken_s = this.t_s;
   }
 
   /** What is to stay where nobody goes on with this: not what is just being tried. */
@@ -551,7 +555,7 @@ export class Controller {
 
   #enter(state: State): void {
     this.#state = state;
-    this.#since_s = this.t_s;
+    this.#since_s = this.#unbroken_s = this.t_s;
     this.#stalled_s = 0;
     this.#settled = this.#ticks;
   }

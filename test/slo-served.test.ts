@@ -173,6 +173,29 @@ describe("long requests are compared with those that were alone from their begin
     expect(unreachable).toBe(true);
   });
 
+  test("best-effort work that went on while the loop was stopped amid a window was beside those that began meanwhile", () => {
+    const controller = new Controller({ p99_over_alone: 1.05 });
+    const pass = (durations: number[], elapsed_s = TICK_S): Action =>
+      controller.step({
+        elapsed_s,
+        requests: histogramOf(durations),
+        waits: durations.map((ms) => ({ client: 0, worked_ms: 1, waited_ms: ms - 1 })),
+        launches: 10,
+        neighbours: "1",
+        measured: "7 busy",
+        preemption: true,
+      });
+    for (let ticks = 0; !pass([400]).hold; ticks++) expect(ticks).toBeLessThan(100);
+    for (let ticks = 0; ticks < 5; ticks++) expect(pass([]).hold).toBe(true);
+    // The hold has ended by itself 0.2 s after the last tick.
+    expect(pass([], 0.8).hold).toBe(true);
+    expect(pass([]).hold).toBe(true);
+    // Of these only the second began after the loop had gone on.
+    pass([450, 90]);
+    expect(controller.summary().alone).toMatchObject({ requests: 1 });
+    expect(controller.summary().alone.p50_ms).toBeLessThan(100);
+  });
+
   test("where none can be, nothing is tried", () => {
     const long = { ...program, takes_ms: 6000, slow: delayedAbove(4, 1.3) };
     const { controller, ticks } = serve(300, long, 3);
