@@ -308,9 +308,13 @@ export class SloLoop {
       const kind = slot.class;
       const before = this.#before(slot);
       if (!slot.finished && slot.launched) atWork.add(slot.name);
+      const work = this.#segment.work(slot);
+      // Of high ones, too: who becomes best-effort goes on counting where it was.
+      const launched = Math.max(0, work.launches - before.launches);
+      before.launches = work.launches;
       if (kind === "high") {
         if (!slot.finished) {
-          high.devices |= this.#segment.work(slot).devices;
+          high.devices |= work.devices;
           high.names.add(processName(slot));
         }
         if (!slot.finished && slot.launched)
@@ -330,10 +334,7 @@ export class SloLoop {
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
       } else {
         // Of those that have ended, too: who comes after one goes on counting where it was.
-        const work = this.#segment.work(slot);
-        const launched = Math.max(0, work.launches - before.launches);
         launches += launched;
-        before.launches = work.launches;
         // What the least share lets out is one lump after the other.
         starved += Math.max(0, work.starved - before.starved) + Number(work.shared > before.shared);
         before.starved = work.starved;

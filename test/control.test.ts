@@ -248,6 +248,42 @@ test("a slot that has become another client's, which has had fewer requests, is 
   segment.remove();
 });
 
+test("what a client launched before it became best-effort is none of what best-effort clients launched", () => {
+  const field = z.object({ offset: z.int() });
+  const { clients } = z
+    .object({
+      clients: z.object({ offset: z.int(), fields: z.object({ state: field, class: field, graph_launches: field }) }),
+    })
+    .parse(JSON.parse(native.layout));
+  const segment = underSlo();
+  const write = (name: keyof typeof clients.fields, value: number): void => {
+    const file = openSync(segment.path, "r+");
+    writeSync(file, Uint32Array.of(value), 0, 4, clients.offset + clients.fields[name].offset);
+    closeSync(file);
+  };
+  write("state", 2);
+  write("class", 1);
+  const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
+  using step = spyOn(Controller.prototype, "step");
+  const seen = (kind: "high" | "best-effort", launches: number): number | undefined => {
+    write("class", kind === "high" ? 1 : 2);
+    write("graph_launches", launches);
+    loop.tick(TICK_S);
+    return step.mock.lastCall?.[0].launches;
+  };
+  const told = [
+    seen("high", 8000),
+    seen("high", 9000),
+    seen("best-effort", 9005),
+    seen("best-effort", 9012),
+    seen("high", 9500),
+    seen("best-effort", 9510),
+  ];
+  expect(told).toEqual([0, 0, 5, 7, 0, 10]);
+  loop.pause();
+  segment.remove();
+});
+
 test("settings that are only being tried are marked, for clients whose loop dies", () => {
   const segment = underSlo();
   const { control } = z
