@@ -272,11 +272,12 @@ export class Controller {
   #unreachable_s = 0;
   /** As of when the high clients, or those beside them, last became others, if anything was known then. */
   #found: Summary | undefined;
-  #second: { requests: Histogram | undefined; launches: number; held_s: number; ticks: number } = {
+  #second: { requests: Histogram | undefined; launches: number; held_s: number; ticks: number; elapsed_s: number } = {
     requests: undefined,
     launches: 0,
     held_s: 0,
     ticks: 0,
+    elapsed_s: 0,
   };
   readonly seconds: Second[] = [];
   /** The latest of them. */
@@ -936,6 +937,7 @@ export class Controller {
     second.launches += seen.launches;
     second.held_s += held_s;
     second.ticks += ticks;
+    second.elapsed_s += seen.elapsed_s;
     const each = Math.round(1 / TICK_S);
     if (Math.floor(this.#ticks / each) === Math.floor((this.#ticks - ticks) / each)) return;
     const over_s = round(second.ticks * TICK_S);
@@ -948,10 +950,11 @@ export class Controller {
       requests: second.requests.total,
       p50_ms: finite(second.requests.quantile_ms(0.5)),
       p99_ms: finite(second.requests.quantile_ms(0.99)),
-      best_effort_launches_per_s: second.launches / over_s,
+      // A tick that came late by less than a hold lasts counts as one, but as much more was launched in it.
+      best_effort_launches_per_s: second.launches / second.elapsed_s,
       turns: this.#takesTurns,
     });
-    this.#second = { requests: undefined, launches: 0, held_s: 0, ticks: 0 };
+    this.#second = { requests: undefined, launches: 0, held_s: 0, ticks: 0, elapsed_s: 0 };
   }
 }
 

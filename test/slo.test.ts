@@ -690,6 +690,21 @@ describe("the controller", () => {
     expect(controller.seconds.reduce((sum, { over_s }) => sum + over_s, 0)).toBeLessThanOrEqual(controller.t_s);
   });
 
+  test("launches a second are those of the time that ticks took, though all came somewhat late", () => {
+    const controller = new Controller({ p99_over_alone: 1.05 });
+    for (const elapsed_s of Array.from({ length: 20 }, (_, tick) => (tick % 2 ? 0.19 : 0.13)))
+      controller.step({
+        elapsed_s,
+        requests: histogramOf([]),
+        launches: 1000 * elapsed_s,
+        neighbours: "1",
+        measured: "",
+        preemption: true,
+      });
+    const told = controller.seconds.map((second) => second.best_effort_launches_per_s);
+    expect(told.map(Math.round)).toEqual([1000, 1000]);
+  });
+
   test("requests of a program that warms up say nothing of the settings that it begins with", () => {
     const { controller } = run({ p99_ms: 10 }, 8, world(gpuBound), (t_s) => (t_s < 1 ? 80 : t_s < 2 ? 20 : 1));
     const { now } = controller.summary();
