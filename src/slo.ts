@@ -379,6 +379,8 @@ export class Controller {
   #stall(seen: Observation, held: boolean): void {
     const ticks = Math.max(1, Math.round(seen.elapsed_s / TICK_S));
     const spent_s = this.t_s - this.#since_s;
+    // As it was all the time, not as of a trial or a window that ends now.
+    const stands = this.#state === "run";
     this.#pass(ticks);
     const held_s = held ? Math.min(HOLD_S, ticks * TICK_S) : 0;
     this.#held_s += held_s;
@@ -392,7 +394,6 @@ export class Controller {
     else this.#since_s = round(this.t_s - spent_s);
     this.#unbroken_s = this.t_s;
     // On a rung that it stands on nothing has changed meanwhile.
-    const stands = this.#state === "run";
     const isKnown = stands && this.#ticks - ticks > this.#settled;
     const starved_s = this.#spread(seen);
     if (isKnown) this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen), starved_s);

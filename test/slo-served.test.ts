@@ -233,6 +233,26 @@ test("a loop that is always late holds nobody for ever, and tries nothing for ev
   expect(late(() => rung() === tried)).toBeLessThan(40);
 });
 
+test("what ends just after a trial that was given up, as the loop was late, says nothing of the rung gone back to", () => {
+  const controller = new Controller({ p99_over_alone: 1.05 });
+  const pass = (elapsed_s: number): Action =>
+    controller.step({
+      elapsed_s,
+      requests: histogramOf([3, 3.1, 3.2, 3.3, 3.4, 3.5]),
+      launches: 10,
+      neighbours: "1",
+      measured: "7 reports",
+      preemption: true,
+    });
+  for (let ticks = 0; !pass(TICK_S).isTrial; ticks++) expect(ticks).toBeLessThan(1000);
+  for (let ticks = 0; pass(0.25).isTrial; ticks++) expect(ticks).toBeLessThan(40);
+  const { now } = controller.summary();
+  expect(now.requests).toBeGreaterThan(0);
+  pass(TICK_S);
+  // Of that rung, though it may try another by now.
+  expect(controller.summary().now.requests).toBeLessThanOrEqual(now.requests);
+});
+
 /** Of the programs below, who begin on 4. */
 const isTried = ({ settings }: Action): boolean => (settings?.inflight ?? 0) > 4;
 
