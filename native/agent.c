@@ -5,7 +5,7 @@
  * whose heartbeat has stopped. For a high client also:
  * noticing that it is idle when the program does not wait for the GPU itself (it polls, uses host callbacks, or simply
  * stops). After a spell without launches the agent records one untimed event on each stream with unfinished work and asks
- * for it until it is done.
+ * for it until it is done. And for a best-effort one under orion, noticing that its work is finished.
  *
  * It works in the context the stream belongs to, never in "device 0", and in relaxed capture mode, so that nothing it does
  * counts against a capture elsewhere. It holds rg_agent_lock while it uses a stream, which keeps the stream alive and captures
@@ -159,6 +159,23 @@ static uint64_t watch(rg_member *m, uint64_t now)
     return now - m->seen_at < 1000000000u ? WATCH_NS : BEAT_NS / 5;
 }
 
+/*
+ * Looks after a best-effort client under orion, where others may launch no more until its work is known to be finished: its own threads only
+ * look when they wait at the gate, and it may launch nothing for long. When to look again, in ns.
+ */
+static uint64_t watch_outstanding(rg_member *m, uint64_t now)
+{
+    uint64_t n = issued(m);
+    if (n != m->seen) {
+        m->seen = n;
+        m->seen_at = now;
+    }
+    bool any = rg_gate_outstanding(m);
+    if (any)
+        rg_gate_look();
+    return any || now - m->seen_at < 1000000000u ? WATCH_NS : BEAT_NS / 5;
+}
+
 /* Says for every client of this process that it lives. */
 static void beat_all(uint64_t now)
 {
@@ -224,8 +241,12 @@ static void *agent_main(void *unused)
             }
         }
         uint64_t sleep_ns = BEAT_NS;
+        bool orion = atomic_load(&rg.segment->settings.policy) == RG_POLICY_ORION;
         for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++) {
-            uint64_t again_ns = atomic_load(&rg.members[i].mode) & RG_MODE_HIGH ? watch(&rg.members[i], now) : BEAT_NS;
+            uint32_t mode = atomic_load(&rg.members[i].mode);
+            uint64_t again_ns = mode & RG_MODE_HIGH                     ? watch(&rg.members[i], now)
+                                : orion && (mode & RG_MODE_BEST_EFFORT) ? watch_outstanding(&rg.members[i], now)
+                                                                        : BEAT_NS;
             sleep_ns = again_ns < sleep_ns ? again_ns : sleep_ns;
         }
         agent_sleep(sleep_ns);

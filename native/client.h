@@ -465,15 +465,20 @@ extern _Atomic uint32_t rg_gate_held;
 /* rg_gate_decide: the decision under fair and orion, on a handful of words more, however many clients there are. */
 enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duration);
 
-/* rg_gate_charge: after the gate, under fair and orion: charges the launch. What it counts for in flight; `weight` is that as
- * far as its duration says. */
-uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
+/* rg_gate_charge: after the gate, under fair and orion: charges the launch, which is in flight from then on. What it counts for there;
+ * `weight` is that as far as its duration says. */
+uint32_t rg_gate_charge(rg_member *member, const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
 
 /* rg_gate_recharge: what was charged `from_ns` for each of so many launches (0: not known yet) turns out to cost `to_ns`. */
 void rg_gate_recharge(rg_member *member, uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns);
 
 /* rg_gate_show: orion: what the kernel that a high client launches is bound by. */
 void rg_gate_show(const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+
+/* rg_gate_outstanding: orion: whether work of this client is not known to be finished. rg_gate_look: finds out which is, for who launches
+ * nothing; agent thread only. */
+bool rg_gate_outstanding(const rg_member *member);
+void rg_gate_look(void);
 
 /* rg_gate_profile: orion: looks a kernel that is new up in the profiles. */
 RG_COLD void rg_gate_profile(rg_duration *duration, CUfunction function, rg_dims dims);
@@ -1077,8 +1082,9 @@ static RG_INLINE rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind 
                                        atomic_load_explicit(&s->unit_us, memory_order_relaxed) * 1000ull);
     }
     if (RG_UNLIKELY(view.policy > RG_POLICY_SLO))
-        work.weight = rg_gate_charge(t, d, view.policy, work.weight);
-    atomic_fetch_add_explicit(&m->inflight[rg_track_device(t)], work.weight, memory_order_relaxed);
+        work.weight = rg_gate_charge(m, t, d, view.policy, work.weight);
+    else
+        atomic_fetch_add_explicit(&m->inflight[rg_track_device(t)], work.weight, memory_order_relaxed);
     work.track = t;
     return work;
 }

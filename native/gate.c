@@ -133,6 +133,20 @@ static void batches_flush(void)
     pthread_mutex_unlock(&rg_agent_lock);
 }
 
+bool rg_gate_outstanding(const rg_member *m)
+{
+    bool any = false;
+    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+        any |= atomic_load_explicit(&rg_share_of(rg.segment, d, m->slot_index)->outstanding_ns, memory_order_relaxed) != 0;
+    return any;
+}
+
+void rg_gate_look(void)
+{
+    batches_flush();
+    batches_poll(0);
+}
+
 bool rg_give_way(int tries)
 {
     if (tries > 1000)
@@ -323,17 +337,18 @@ enum rg_verdict rg_gate_decide(const rg_track *t, const rg_duration *d)
     return rg_policy_decide(&v);
 }
 
-uint32_t rg_gate_charge(const rg_track *t, rg_duration *d, uint32_t policy, uint32_t weight)
+uint32_t rg_gate_charge(rg_member *m, const rg_track *t, rg_duration *d, uint32_t policy, uint32_t weight)
 {
-    const rg_member *m = rg_track_member(t);
+    if (policy == RG_POLICY_ORION && described.set)
+        weight = rg_policy_weight(described.duration_ns, weight_ns(RG_POLICY_LAUNCH));
+    /* First: whoever retires the launches before meanwhile would take what is outstanding of this one for theirs (rg_retire). */
+    atomic_fetch_add_explicit(&m->inflight[rg_track_device(t)], weight, memory_order_relaxed);
     if (policy == RG_POLICY_FAIR && d) { /* copies and memsets use no SMs: nothing to pay */
         /* The estimate rises where others slow the kernel down; that is not this client's to pay for. */
         atomic_fetch_add_explicit(&d->charged, 1, memory_order_relaxed);
         charge(m, t->device, atomic_load_explicit(&d->price_ns, memory_order_relaxed));
     } else if (policy == RG_POLICY_ORION) {
-        if (described.set)
-            weight = rg_policy_weight(described.duration_ns, weight_ns(RG_POLICY_LAUNCH));
-        else if (d && !kernel_of(d))
+        if (!described.set && d && !kernel_of(d))
             atomic_fetch_add_explicit(&m->slot->unprofiled, 1, memory_order_relaxed);
         described.set = false;
         atomic_fetch_add(&rg_share_of(rg.segment, t->device, m->slot_index)->outstanding_ns, weight_ns(weight));

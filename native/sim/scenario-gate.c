@@ -111,6 +111,18 @@ bool rg_scenario_batch_done(scenario *s, player *p, bool take)
     return any;
 }
 
+void rg_scenario_settle(scenario *s, const player *asking)
+{
+    for (uint32_t i = 0; s->o->policy == RG_POLICY_ORION && i < s->count; i++) {
+        player *p = &s->players[i];
+        if (p == asking || p->state == GATE)
+            continue;
+        for (uint32_t k = 0; k < p->stream_count; k++)
+            rg_scenario_record_batch(p, k);
+        rg_scenario_batch_done(s, p, true);
+    }
+}
+
 /* Whether a client that waits for high ones also looks at its own launches: fewer in flight may let it go on. */
 static bool naps(const scenario *s, const player *p)
 {
@@ -225,6 +237,7 @@ bool rg_scenario_look_again(scenario *s, player *p)
         rg_scenario_look_up_virtual(s, p);
     if ((progress && p->verdict == RG_WAIT_INFLIGHT) || (p->verdict == RG_WAIT_TURN && s->virtual_ns > before))
         p->since = s->now;
+    rg_scenario_settle(s, p);
     rg_policy_view view = rg_scenario_view_of(s, p);
     view.waited_ns = s->now - p->since;
     view.allowance_ns = allowance(s);

@@ -167,6 +167,8 @@ uint64_t rg_scenario_lead(const scenario *s, const player *p);
 void rg_scenario_record_batch(player *p, uint32_t stream);
 /* Whether a batch is finished; with `take`, those that are leave the flight. */
 bool rg_scenario_batch_done(scenario *s, player *p, bool take);
+/* orion: finds out what is finished of others who launch nothing, as their agents do (rg_gate_look). */
+void rg_scenario_settle(scenario *s, const player *asking);
 void rg_scenario_enter_gate(scenario *s, player *p, enum rg_verdict verdict);
 void rg_scenario_leave_gate(player *p);
 /* One turn of the loop in rg_gate_wait. True when the launch may go. */

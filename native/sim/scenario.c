@@ -275,6 +275,7 @@ static bool act_on_op(scenario *s, player *p)
     if (gated(s, p, op)) {
         if (p->virtual_ns < s->virtual_ns)
             p->virtual_ns = s->virtual_ns; /* it was idle */
+        rg_scenario_settle(s, p);
         rg_policy_view view = rg_scenario_view_of(s, p);
         view.credit = 0; /* as rg_gate_view: the first decision knows of no wait and no credit */
         view.starvation_ns = 1;

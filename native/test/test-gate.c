@@ -1049,6 +1049,9 @@ static void fair_takes_what_an_ended_thread_left_for_done(void)
 
 /* ---- orion ---- */
 
+/* What is to be outstanding still when it is looked at lasts for so long: the agent looks every 2 ms. */
+enum { LONG_NS = 100000000 };
+
 static void orion_lets_out_what_does_not_disturb(void)
 {
     policy = RG_POLICY_ORION;
@@ -1062,10 +1065,11 @@ static void orion_lets_out_what_does_not_disturb(void)
     atomic_store(&dev->high_bound, RG_BOUND_COMPUTE);
     for (int i = 0; i < 20; i++)
         launch(spin, NULL, 1000);
+    launch(spin, NULL, LONG_NS);
     CHECK_EQUAL(rg.slot->gate_waits, 0);
     CHECK_EQUAL(rg.slot->unprofiled, 0);
     CHECK(dev->outstanding_ns > 0);
-    CHECK_EQUAL(dev->outstanding_ns, share_of(0)->outstanding_ns);
+    WAIT_FOR(dev->outstanding_ns == share_of(0)->outstanding_ns); /* the agent changes one after the other */
     pthread_t thread;
     atomic_store(&dev->high_bound, RG_BOUND_MEMORY);
     CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
@@ -1149,7 +1153,7 @@ static void orion_leaves_nothing_outstanding(void)
         seg->settings.outstanding_us = 0;
         for (int k = 0; k < 6; k++) {
             rigel_describe_launch(1, -1, 100000);
-            launch(spin, NULL, 1000);
+            launch(spin, NULL, k ? 1000 : LONG_NS);
         }
         CHECK(dev->outstanding_ns >= 200000); /* of the last of them no event tells yet */
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
@@ -1169,6 +1173,23 @@ static void orion_leaves_nothing_outstanding(void)
         seg->settings.unit_us = 100;
     }
     CHECK_EQUAL(rg.slot->starved, 0);
+    done();
+}
+
+/* Other clients may launch no more until it is known that this one's work is done, and it may not launch again for long. */
+static void orion_sees_the_end_of_what_nothing_follows(void)
+{
+    policy = RG_POLICY_ORION;
+    become("best-effort");
+    rg_device *dev = &seg->devices[0];
+    for (int k = 0; k < 3; k++) {
+        rigel_describe_launch(1, -1, 100000);
+        launch(spin, NULL, 1000);
+    }
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    WAIT_FOR(atomic_load(&dev->outstanding_ns) == 0);
+    CHECK_EQUAL(share_of(0)->outstanding_ns, 0);
+    CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
     done();
 }
 
@@ -1237,6 +1258,7 @@ int main(int argc, char **argv)
     RUN(orion_puts_nothing_off);
     RUN(orion_limits_what_is_outstanding);
     RUN(orion_leaves_nothing_outstanding);
+    RUN(orion_sees_the_end_of_what_nothing_follows);
     RUN(orion_shows_what_high_kernels_are_bound_by);
     RUN(copies_between_devices_never_wait);
     RUN(rare_forms_of_work_are_work);

@@ -1267,6 +1267,29 @@ static void test_orion(void)
     EQUAL(wide.iterations, same.iterations);
 }
 
+/*
+ * One kernel of 20 us, which is all that may be outstanding, and nothing more. It never waits for it; the other best-effort client, which
+ * launches as many as it may, goes on all the same once it is finished.
+ */
+static void test_orion_of_the_idle_nothing_is_outstanding(void)
+{
+    rg_profile few = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,20000,0\n"), many = profile_of(low_rows);
+    rg_scenario_client clients[2] = {{.profiles = &few, .profile_count = 1, .best_effort = true, .iterations = 1},
+                                     {.profiles = &many, .profile_count = 1, .best_effort = true}};
+    rg_scenario_options o = tiny(2, 1000 * US);
+    o.policy = RG_POLICY_ORION;
+    o.inflight = 8;
+    o.outstanding_us = 20;
+    o.spin_us = 5; /* until then it looks at its own alone */
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[0].launches, 1);
+    HOLDS(r[1].iterations >= 40);
+    EQUAL(r[1].starved, 0);
+    rg_profile_free(&few);
+    rg_profile_free(&many);
+}
+
 /* Virtual time of a run; with --table as long as the demo's. */
 static uint64_t recorded_ns = 3000000000;
 
@@ -1477,6 +1500,7 @@ int main(int argc, char **argv)
     test_fair_shares();
     test_fair_idle_time_is_not_saved();
     test_orion();
+    test_orion_of_the_idle_nothing_is_outstanding();
     test_demo_least_share();
     test_demo("time slices", 0, in_slices);
     test_demo("MPS", 1, under_mps);
