@@ -458,6 +458,9 @@ void rg_member_become(rg_member *m, uint32_t class, bool paused)
             rg_requests_forget(m, d);
         }
     }
+    /* Of kernels that it has launched as a high client under orion only the profile was looked up (rg_gate_show). */
+    if (!(before & RG_MODE_BEST_EFFORT) && (mode & RG_MODE_BEST_EFFORT))
+        rg_durations_doubt();
     /* Whoever leaves Rigel meanwhile has stored its own. */
     atomic_compare_exchange_strong(&m->mode, &before, mode);
     join_modes();

@@ -1213,6 +1213,23 @@ static void orion_shows_what_high_kernels_are_bound_by(void)
     done();
 }
 
+/* What it launched as a high client was only looked up in the profiles. */
+static void orion_finds_out_what_communicates_when_a_class_changes(void)
+{
+    policy = RG_POLICY_ORION;
+    become("high");
+    launch(nccl, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    atomic_store(&rg.account->wanted_class, RG_CLASS_BEST_EFFORT);
+    WAIT_FOR(atomic_load(&rg.mode) == RG_MODE_BEST_EFFORT);
+    other_busy(true);
+    launch(nccl, NULL, 1000); /* never waits, never counts */
+    CHECK_EQUAL(rg.slot->passed, 1);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    CHECK_EQUAL(rg.slot->unprofiled, 0);
+    done();
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -1260,6 +1277,7 @@ int main(int argc, char **argv)
     RUN(orion_leaves_nothing_outstanding);
     RUN(orion_sees_the_end_of_what_nothing_follows);
     RUN(orion_shows_what_high_kernels_are_bound_by);
+    RUN(orion_finds_out_what_communicates_when_a_class_changes);
     RUN(copies_between_devices_never_wait);
     RUN(rare_forms_of_work_are_work);
     RUN(communication_kernels_never_wait);
