@@ -126,7 +126,8 @@ export class Durations {
   readonly #folder: string;
   readonly #files = new Map<string, CacheFile>();
   readonly #seeds: ReadonlyMap<string, readonly ProfileKernel[]>;
-  #changed = false;
+  /** What has come out of segments: what was read alone is not written again, as it may have been cleared meanwhile. */
+  readonly #learned = new Set<Row | KnownRequests>();
 
   /** Reads what earlier launches have left for these clients' devices. `seeds`: of profiles, by client name. */
   constructor(
@@ -181,7 +182,7 @@ export class Durations {
       const row = rowSchema.safeParse({ key, program, command, name, grid, block, duration_ns, samples, used });
       if (!row.success) continue;
       file.rows.set(key, row.data);
-      this.#changed = true;
+      this.#learned.add(row.data);
     }
   }
 
@@ -213,23 +214,24 @@ export class Durations {
       });
       if (!row.success) continue;
       file.requests.set(program, row.data);
-      this.#changed = true;
+      this.#learned.add(row.data);
     }
   }
 
   /** Writes everything down for the next launch. */
   save(): void {
-    if (!this.#changed) return;
-    for (const { path, device, driver, rows, requests, untouchable } of this.#files.values()) {
-      if (untouchable || rows.size + requests.size === 0) continue;
+    for (const { path, device, driver, untouchable, ...all } of this.#files.values()) {
+      const rows = [...all.rows.values()].filter((row) => this.#learned.has(row));
+      const requests = [...all.requests.values()].filter((row) => this.#learned.has(row));
+      if (untouchable || rows.length + requests.length === 0) continue;
       try {
         privateFolder(join(this.#folder, ".."));
         privateFolder(this.#folder);
         // Another launch may have saved meanwhile: of each kernel the later row stays.
         const merged = readCache(path, { device, driver });
-        for (const [key, row] of rows) if (row.used >= (merged.rows.get(key)?.used ?? "")) merged.rows.set(key, row);
-        for (const [program, row] of requests)
-          if (row.used >= (merged.requests.get(program)?.used ?? "")) merged.requests.set(program, row);
+        for (const row of rows) if (row.used >= (merged.rows.get(row.key)?.used ?? "")) merged.rows.set(row.key, row);
+        for (const row of requests)
+          if (row.used >= (merged.requests.get(row.program)?.used ?? "")) merged.requests.set(row.program, row);
         const kept = [
           ...mostRecent([...merged.rows.values()]).slice(0, MOST_ROWS),
           ...latest([...merged.requests.values()]).slice(0, MOST_PROGRAMS),

@@ -379,6 +379,22 @@ describe("rigel durations", () => {
     expect((await place.train()).seeded).toBe(0);
   });
 
+  test("forgets for good what a launch that runs meanwhile had read", async () => {
+    const place = new Place();
+    await place.train({}, "other.csv");
+    const [other] = place.rows;
+    // What is kept is read before any client starts.
+    const replay = { profile: "tiny.csv", iterations: 20 };
+    const clients = [
+      { name: "train", class: "best-effort", replay },
+      { name: "clear", class: "best-effort", command: ["rm", place.file] },
+    ];
+    const result = await place.rigel("launch", scratch.file("clear.json", { ...GATED, clients }));
+    expect(result.status, result.stderr).toBe(0);
+    expect(place.rows.map(({ name }) => name)).toEqual(["rigel_spin"]);
+    expect(place.rows.map(({ program }) => program)).not.toContain(other?.program ?? "");
+  });
+
   test("shows a command of several lines, and whatever a kernel is called, on one line each", async () => {
     const place = new Place();
     mkdirSync(place.folder, { recursive: true });
