@@ -246,7 +246,8 @@ static bool launch(scenario *s, player *p)
         p->unbatched[op->stream] += weight;
         p->outstanding_ns += rg_scenario_cost_of(p);
         p->unbatched_ns[op->stream] += rg_scenario_cost_of(p);
-        p->virtual_ns += rg_policy_virtual((uint32_t)rg_scenario_cost_of(p), p->inverse);
+        uint64_t cost_ns = rg_scenario_cost_of(p), most_ns = UINT32_MAX; /* to the gate, too, no kernel is longer than what fits */
+        p->virtual_ns += rg_policy_virtual((uint32_t)(cost_ns < most_ns ? cost_ns : most_ns), p->inverse);
         p->result->charged_ns += rg_scenario_cost_of(p);
         rg_policy_view view = rg_scenario_view_of(s, p);
         if (p->unbatched[op->stream] >= rg_policy_batch(&view)) {

@@ -1221,6 +1221,23 @@ static void test_fair_idle_time_is_not_saved(void)
     rg_profile_free(&later);
 }
 
+/* Kernels of 4.4 s, longer than 32 bits hold in ns, are charged as the longest ones: beside those of 1 s they get about half, not nearly all. */
+static void test_fair_charges_the_longest_kernels(void)
+{
+    rg_profile lengthy = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,4400000000,0\n");
+    rg_profile brief = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000000000,0\n");
+    rg_scenario_client clients[2] = {{.profiles = &lengthy, .profile_count = 1, .best_effort = true},
+                                     {.profiles = &brief, .profile_count = 1, .best_effort = true}};
+    rg_scenario_options o = tiny(1, 400000000 * US);
+    o.policy = RG_POLICY_FAIR;
+    o.starvation_us = 100000000;
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    HOLDS(r[1].iterations >= 150 && r[1].iterations <= 250);
+    rg_profile_free(&lengthy);
+    rg_profile_free(&brief);
+}
+
 /* ---- orion */
 
 /*
@@ -1499,6 +1516,7 @@ int main(int argc, char **argv)
     test_least_share_in_long_slices();
     test_fair_shares();
     test_fair_idle_time_is_not_saved();
+    test_fair_charges_the_longest_kernels();
     test_orion();
     test_orion_of_the_idle_nothing_is_outstanding();
     test_demo_least_share();
