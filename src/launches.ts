@@ -23,12 +23,11 @@ import {
   writeFileSync,
 } from "node:fs";
 import { randomUUID } from "node:crypto";
-import { homedir } from "node:os";
 import { dirname, isAbsolute, join } from "node:path";
 import { z } from "zod";
 import { configOf } from "./config.ts";
 import { RigelError, reason } from "./errors.ts";
-import { folderProblem, makeFolder, statAt } from "./path.ts";
+import { folderProblem, homeFolder, makeFolder, statAt } from "./path.ts";
 import { checkDepth } from "./json.ts";
 import type { Native } from "./native.ts";
 import { plan, simulationState } from "./plan.ts";
@@ -94,7 +93,7 @@ type LaunchRecord = z.infer<typeof recordSchema>;
 /** `rigel/launches` in XDG_STATE_HOME, or in ~/.local/state. */
 export function launchesFolder(environment: Record<string, string | undefined> = process.env): string {
   const xdg = environment["XDG_STATE_HOME"];
-  const base = xdg?.startsWith("/") ? xdg : join(environment["HOME"] || homedir(), ".local", "state");
+  const base = xdg?.startsWith("/") ? xdg : join(homeFolder(environment) ?? "/", ".local", "state");
   return join(base, "rigel", "launches");
 }
 
@@ -117,7 +116,7 @@ export class Launches {
   /** Checks a configuration as `rigel launch` does, and starts it. Throws RequestError with what is wrong with which field. */
   async start(body: unknown): Promise<LaunchDetail> {
     const { config, cwd } = separated(body);
-    const base = cwd ?? (process.env["HOME"] || homedir());
+    const base = cwd ?? homeFolder() ?? "/";
     const clients = await this.#check(config, cwd, base);
     const home = dirname(dirname(this.#folder));
     try {

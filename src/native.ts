@@ -23,12 +23,12 @@ import {
   writeFileSync,
 } from "node:fs";
 import { readFile, stat } from "node:fs/promises";
-import { availableParallelism, homedir, tmpdir } from "node:os";
+import { availableParallelism, tmpdir } from "node:os";
 import { dirname, join, resolve } from "node:path";
 import { dlopen } from "bun:ffi";
 import { RigelError, reason } from "./errors.ts";
 import { progress } from "./log.ts";
-import { makeFolder } from "./path.ts";
+import { homeFolder, makeFolder } from "./path.ts";
 import { ProgressBar } from "./progress-bar.ts";
 
 /** Where the parts are. All paths are absolute and lie on disk, so that other processes can load them. */
@@ -437,14 +437,14 @@ function listFiles(folder: string): string[] {
   return names.toSorted();
 }
 
-/** Folders for what Rigel keeps, best first. With an empty environment the home folder comes from the user database. */
+/** Folders for what Rigel keeps, best first. */
 export function cacheFolders(): string[] {
   const xdg = process.env["XDG_CACHE_HOME"];
-  const home = process.env["HOME"] || homedir();
+  const home = homeFolder();
   const uid = process.getuid?.() ?? 0;
   const candidates = [
     xdg?.startsWith("/") ? join(xdg, "rigel") : undefined,
-    home.startsWith("/") ? join(home, ".cache", "rigel") : undefined,
+    home?.startsWith("/") ? join(home, ".cache", "rigel") : undefined,
     join(tmpdir(), `rigel-${uid}`),
   ];
   return candidates.filter((path) => path !== undefined);

@@ -15,6 +15,7 @@ import {
   statSync,
   type Stats,
 } from "node:fs";
+import { homedir } from "node:os";
 import { dirname } from "node:path";
 
 /** What it leads to. */
@@ -43,6 +44,11 @@ export function makeFolder(path: string, mode = 0o777 & ~process.umask()): void 
   makeFolder(dirname(path));
   // Another rigel may have made it by now.
   if (mkdirSync(path, { mode, recursive: true }) !== undefined) chmodSync(path, mode | 0o700);
+}
+
+/** With an empty environment from the user database; undefined: that has none, as where containers run under any number. */
+export function homeFolder(environment: Record<string, string | undefined> = process.env): string | undefined {
+  return environment["HOME"] || found(homedir);
 }
 
 /** Removes a file if there is one that can be: for who cleans up, and has another error to tell. */

@@ -21,6 +21,7 @@ import { z } from "zod";
 import type { ClientConfig } from "../src/config.ts";
 import { programOf } from "../src/durations.ts";
 import { readDurations } from "../src/profile.ts";
+import { commandLine } from "../src/self.ts";
 import { type Result, Scratch, TINY_PROFILE, reportOf, start, withoutPlaces } from "./rigel.ts";
 
 let scratch: Scratch;
@@ -393,6 +394,23 @@ describe("rigel durations", () => {
     expect(result.status, result.stderr).toBe(0);
     expect(place.rows.map(({ name }) => name)).toEqual(["rigel_spin"]);
     expect(place.rows.map(({ program }) => program)).not.toContain(other?.program ?? "");
+  });
+
+  const NAMESPACE = ["unshare", ...(process.getuid?.() === 0 ? [] : ["--map-current-user", "--keep-caps"]), "--mount"];
+  // Others than files may know of root.
+  const mounts = ["passwd", "nsswitch.conf"].map((name) => `mount --bind /dev/null /etc/${name} && `).join("");
+  const noUsers = [...NAMESPACE, "sh", "-c", `${mounts}exec "$@"`, "sh"];
+  const cannotMount = Bun.which("unshare") === null || !Bun.spawnSync([...noUsers, "true"]).success;
+  test.skipIf(cannotMount)("are found by who has no home, as containers may run under any number", () => {
+    const temporary = join(scratch.path, "temporary");
+    const run = (...environment: string[]): string => {
+      const given = ["env", "-u", "HOME", "-u", "XDG_CACHE_HOME", `TMPDIR=${temporary}`, ...environment];
+      const { stdout, stderr, exitCode } = Bun.spawnSync([...noUsers, ...given, ...commandLine(), "durations"]);
+      expect(exitCode, stderr.toString()).toBe(0);
+      return stdout.toString();
+    };
+    expect(run()).toContain(`kept in ${join(temporary, `rigel-${process.getuid?.()}`, "durations")} yet`);
+    expect(run(`XDG_CACHE_HOME=${temporary}`)).toContain(`kept in ${join(temporary, "rigel", "durations")} yet`);
   });
 
   test("shows a command of several lines, and whatever a kernel is called, on one line each", async () => {
