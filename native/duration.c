@@ -119,11 +119,12 @@ void rg_durations_doubt(void)
             atomic_store_explicit(&rg_durations[i].seen, 0, memory_order_relaxed);
 }
 
-/* Its estimate in the segment is this one (0: none). Where it was another it is another kernel, which had the same handle. */
+/* Its estimate in the segment is this one (0: none). Where it was another it is another kernel, which had the same handle; where there was none
+ * (no room, or no name) nothing tells, and what was timed before may be of another one. */
 static void becomes(rg_duration *d, uint32_t shared)
 {
     uint32_t before = atomic_load(&d->shared);
-    if (before && before != shared)
+    if (before ? before != shared : atomic_load(&d->samples) != 0)
         clear(d);
     atomic_store(&d->shared, shared);
 }

@@ -901,6 +901,24 @@ static void a_handle_given_out_again_is_another_kernel(void)
     done();
 }
 
+/* Without a name, or an estimate in the segment, nothing tells whether it is another one: it is learned anew. */
+static void a_handle_given_out_again_is_learned_anew_where_the_table_is_full(void)
+{
+    enum { FIRST_NS = 20000, SECOND_NS = 300000 };
+    prepare();
+    for (uint32_t i = 0; i < RG_MAX_ESTIMATES; i++)
+        seg->estimates[i].key = 2;
+    become();
+    rg_agent_stop();
+    launch_until_sampled(spin, 3, FIRST_NS, RG_SAMPLE_FIRST);
+    CHECK(own(spin, 3) >= FIRST_NS);
+    unload_and_give_out_again(spin, "second");
+    launch_until_sampled(spin, 3, SECOND_NS, RG_SAMPLE_FIRST);
+    CHECK_EQUAL(seg->header.unshared, 2);
+    CHECK(own(spin, 3) >= SECOND_NS);
+    done();
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -928,5 +946,6 @@ int main(int argc, char **argv)
     RUN(samples_are_of_the_context_in_use);
     RUN(contexts_go_while_another_thread_launches);
     RUN(a_handle_given_out_again_is_another_kernel);
+    RUN(a_handle_given_out_again_is_learned_anew_where_the_table_is_full);
     return failures ? 1 : 0;
 }
