@@ -563,7 +563,7 @@ struct rg_duration {
     _Atomic uint32_t samples;     /* taken in */
     _Atomic uint32_t least_ns;    /* the shortest of them */
     _Atomic uint32_t price_ns;    /* fair: what a launch is charged: least_ns, once there are RG_SAMPLE_FIRST of them */
-    _Atomic uint32_t charged;     /* fair: launches charged at that, be it 0 */
+    _Atomic uint32_t charged;     /* fair: launches charged at that, be it 0, to the process itself; to its other clients: rg_duration_charged */
     _Atomic uint32_t kernel;      /* orion: 1 + place in the segment's kernels; 0: in no profile */
     _Atomic uint8_t doubt;        /* samples for which an estimate that came from the segment is doubted */
     _Atomic uint32_t shared;      /* 1 + index of its estimate in the segment; 0 none */
@@ -898,6 +898,13 @@ static inline bool rg_is_client(void)
            atomic_load_explicit(&rg.bypass, memory_order_relaxed) != RG_BYPASS_NONE;
 }
 #define RG_PROCESS (&rg.members[0])
+
+/* rg_duration_charged: fair: how many launches of the kernel this client has been charged for at its price. */
+extern _Atomic uint32_t rg_charged[RG_MAX_CLIENTS - 1][RG_DURATIONS]; /* by the other clients of the process, which most do not have */
+static inline _Atomic uint32_t *rg_duration_charged(rg_duration *d, const rg_member *m)
+{
+    return RG_LIKELY(m == RG_PROCESS) ? &d->charged : &rg_charged[m - RG_PROCESS - 1][d - rg_durations];
+}
 
 /* Per-thread default stream: its address tells one thread's from another's. */
 extern _Thread_local char rg_thread_mark __attribute__((tls_model("initial-exec")));

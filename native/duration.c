@@ -17,6 +17,7 @@
 #include <stdlib.h>
 
 rg_duration rg_durations[RG_DURATIONS];
+_Atomic uint32_t rg_charged[RG_MAX_CLIENTS - 1][RG_DURATIONS];
 
 enum { SAMPLE_FREE = 0, SAMPLE_BUSY, SAMPLE_RECORDED };
 enum { SAMPLES = 16, POLL_NS = 1000000 };
@@ -43,6 +44,8 @@ static void clear(rg_duration *d)
     atomic_store(&d->least_ns, 0);
     atomic_store(&d->price_ns, 0);
     atomic_store(&d->charged, 0);
+    for (uint32_t k = 1; k < atomic_load(&rg.member_count); k++)
+        atomic_store(rg_duration_charged(d, &rg.members[k]), 0);
     atomic_store(&d->kernel, 0);
     atomic_store(&d->shared, 0);
     atomic_store(&d->doubt, 0);
@@ -316,7 +319,12 @@ static void take_in(rg_member *m, rg_duration *d, uint64_t key, uint32_t shared,
     /* The first ones of a program that starts beside others hold much of theirs: not to be charged by one alone. */
     if (atomic_fetch_add(&d->samples, 1) + 1 >= RG_SAMPLE_FIRST && price != least) {
         atomic_store(&d->price_ns, least);
-        rg_gate_recharge(m, device, atomic_load(&d->charged), price, least);
+        /* Everybody pays for their own launches, whoever's were timed. */
+        for (uint32_t k = 0; k < atomic_load(&rg.member_count); k++) {
+            uint32_t launches = atomic_load(rg_duration_charged(d, &rg.members[k]));
+            if (launches)
+                rg_gate_recharge(&rg.members[k], device, launches, price, least);
+        }
     }
 }
 

@@ -345,7 +345,7 @@ uint32_t rg_gate_charge(rg_member *m, const rg_track *t, rg_duration *d, uint32_
     atomic_fetch_add_explicit(&m->inflight[rg_track_device(t)], weight, memory_order_relaxed);
     if (policy == RG_POLICY_FAIR && d) { /* copies and memsets use no SMs: nothing to pay */
         /* The estimate rises where others slow the kernel down; that is not this client's to pay for. */
-        atomic_fetch_add_explicit(&d->charged, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(rg_duration_charged(d, m), 1, memory_order_relaxed);
         charge(m, t->device, atomic_load_explicit(&d->price_ns, memory_order_relaxed));
     } else if (policy == RG_POLICY_ORION) {
         if (!described.set && d && !kernel_of(d))

@@ -153,6 +153,26 @@ static void a_slot_is_no_former_clients(void)
     done();
 }
 
+/* Under fair, what launches turn out to cost is charged to who made them, whoever's launches were timed. */
+static void each_client_pays_for_its_own_launches(void)
+{
+    prepare("best-effort");
+    seg->settings.policy = RG_POLICY_FAIR;
+    attach();
+    rg_agent_stop();
+    job a = {.name = "a", .launches = 3, .block_ns = 1000};
+    run(&a);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(slot_of("a")->charged_ns + rg.slot->charged_ns, 0); /* what they cost is not known yet */
+    rg_samples_poll();
+    CHECK_EQUAL(slot_of("a")->samples + rg.slot->samples, RG_SAMPLE_FIRST);
+    CHECK(rg.slot->charged_ns > 0);
+    CHECK_EQUAL(slot_of("a")->charged_ns, 3 * rg.slot->charged_ns);
+    done();
+}
+
 /* As autograd's threads do: they have entered nothing, and launch on the stream of whoever ran the forward pass. */
 static void a_stream_belongs_to_a_client(void)
 {
@@ -999,6 +1019,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(each_client_has_its_own_counts);
+    RUN(each_client_pays_for_its_own_launches);
     RUN(a_slot_is_no_former_clients);
     RUN(a_stream_belongs_to_a_client);
     RUN(a_stream_changes_hands_amid_a_launch);
