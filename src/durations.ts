@@ -229,9 +229,9 @@ export class Durations {
         privateFolder(this.#folder);
         // Another launch may have saved meanwhile: of each kernel the later row stays.
         const merged = readCache(path, { device, driver });
-        for (const row of rows) if (row.used >= (merged.rows.get(row.key)?.used ?? "")) merged.rows.set(row.key, row);
+        for (const row of rows) if (isLater(row, merged.rows.get(row.key))) merged.rows.set(row.key, row);
         for (const row of requests)
-          if (row.used >= (merged.requests.get(row.program)?.used ?? "")) merged.requests.set(row.program, row);
+          if (isLater(row, merged.requests.get(row.program))) merged.requests.set(row.program, row);
         const kept = [
           ...mostRecent([...merged.rows.values()]).slice(0, MOST_ROWS),
           ...latest([...merged.requests.values()]).slice(0, MOST_PROGRAMS),
@@ -243,6 +243,11 @@ export class Durations {
       }
     }
   }
+}
+
+/** What was used at a time that is yet to come was so by a clock that was wrong. */
+function isLater({ used }: { used: string }, kept: { used: string } | undefined): boolean {
+  return kept === undefined || used >= kept.used || kept.used > new Date().toISOString();
 }
 
 /** Best-effort work delays requests by so little that what they wait for is their own. */

@@ -221,6 +221,20 @@ describe("durations that a launch has learned", () => {
   });
 });
 
+test("durations of a time that is yet to come, as a clock was wrong, give way to what is learned now", async () => {
+  const place = new Place();
+  await place.train();
+  const [learned] = place.rows;
+  writeFileSync(
+    place.file,
+    readFileSync(place.file, "utf8").replace(/"used":"[^"]+"/, '"used":"2999-01-01T00:00:00Z"'),
+  );
+  const { samples } = await place.train();
+  const [row] = place.rows;
+  expect(row?.samples).toBe((learned?.samples ?? 0) + (samples ?? 0));
+  expect(Date.parse(row?.used ?? "")).toBeLessThanOrEqual(Date.now());
+});
+
 describe("files that cannot be used", () => {
   const cases: [string, (path: string, good: string) => void, RegExp][] = [
     ["nothing in it", (path) => writeFileSync(path, ""), /:1: expected .*the file is not used$/],
