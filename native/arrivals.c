@@ -50,6 +50,8 @@ enum { AFTERMATH_NS = 1000000 };
 /* What comes so soon after the last is another part of that: 600 KB over TCP come within 0.3 ms, 2.4 MB within 1.6, with up to 1.0 ms between (on two
  * processors). */
 enum { PART_NS = 1000000 };
+/* So late this thread may be: what is seen within that time of a request's beginning, and has been read, may have come before that. */
+enum { LATE_NS = 1000000 };
 /* So often it is looked whether the request is over amid which something came; after so long each time an eighth of what has passed since; and until then. */
 enum { AMID_NS = 50000, AMID_LONG_NS = 5000000, LONGEST_NS = 500000000 };
 /* After a request has begun, or is to have: until it is looked whether it has. Later each time as well. */
@@ -75,6 +77,7 @@ typedef struct {
     uint64_t look_ns; /* then it is looked whether what it has come over for has begun; 0: it has not come over */
     uint64_t until_ns; /* it has: until when it waits for that */
     uint16_t whose;   /* for whom */
+    uint16_t began;   /* whose request began last of those that had come to it; 0: not known */
     uint16_t amid;    /* whose request is not over yet; 0: none */
     enum when when;
     bool watched, is_new; /* the latter: it was ready as it was added, which no event has said yet */
@@ -103,7 +106,7 @@ static uint32_t pendings, useless;
 static uint64_t paused_until;
 static int own = -1, wakes = -1; /* epoll, and an eventfd in it; -1: none */
 static uint32_t turn; /* in which it is looked what has arrived */
-static uint64_t looked_ns; /* in the last one: when */
+static uint64_t looked_ns; /* then all that had come was seen */
 static bool asks; /* what was asked since the last one is there at once */
 static bool stale; /* the epoll has files that are not at their number any more */
 static pthread_t thread;
@@ -300,7 +303,8 @@ typedef struct {
     uint64_t now_ns;
     uint16_t busy; /* who is */
     bool just_now; /* somebody was */
-    bool began;    /* somebody has, since it was last looked what has arrived */
+    bool began;    /* just now, since it was last looked what has arrived, somebody has whose requests come to it */
+    uint16_t of;   /* whose these are; 0: not known */
 } activity;
 
 static void is_at_one(uint16_t whose, void *at)
@@ -309,7 +313,8 @@ static void is_at_one(uint16_t whose, void *at)
     uint64_t idle = idle_since(whose);
     a->busy = atomic_load(&member_of(whose)->busy[device_of(whose)]) ? whose : a->busy;
     a->just_now |= idle && rg_since(idle, a->now_ns) < AFTERMATH_NS;
-    a->began |= busy_since(whose) > looked_ns;
+    uint64_t began = busy_since(whose);
+    a->began |= (!a->of || a->of == whose) && began > looked_ns && rg_since(began, a->now_ns) < LATE_NS;
 }
 
 static void learn(experience *e, uint32_t us, uint16_t whose)
@@ -323,6 +328,7 @@ static void learn(experience *e, uint32_t us, uint16_t whose)
 
 static void came_to(source *s, uint32_t us, uint16_t whose)
 {
+    s->began = us == RG_POLICY_NEVER ? s->began : whose;
     learn(&s->had[s->when], us, whose);
     learn(&all[s->when], us, whose);
     forget(s);
@@ -452,7 +458,7 @@ static bool takes_its_place(const source *s, enum when when, bool is_part, uint6
 static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
 {
     source *s = &sources[fd];
-    activity a = {.now_ns = now_ns};
+    activity a = {.now_ns = now_ns, .of = s->began};
     if (file != s->file) {
         stale = true;
         return;
@@ -472,7 +478,7 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
     }
     each_of_the_process(is_at_one, &a);
     if (!unread && a.began)
-        return; /* which may be what came before that, and is seen now, as this thread was late: no other one */
+        return; /* it may have come before that, and is seen now, as this thread was late: no other one */
     enum when when = a.busy ? AMID : a.just_now ? AFTER : IDLE;
     bool is_part = rg_since(s->last_ns, now_ns) < PART_NS;
     s->last_ns = asked ? s->last_ns : now_ns;
@@ -543,6 +549,8 @@ static bool look(void)
     turn++;
     struct timespec t = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
     int waited = ppoll(&p, 1, &t, NULL);
+    if (waited == 0)
+        looked_ns = now;
     if (is_none(waited))
         return true;
     if (waited < 0 || (p.revents & (POLLNVAL | POLLERR)))

@@ -49,13 +49,15 @@ static uint64_t weight_ns(uint32_t weight)
 
 void rg_retire(rg_member *m, uint32_t device, uint32_t weight)
 {
+    /* First: what another launch is charged meanwhile, which is in flight before that (rg_gate_charge), is none of this. */
+    uint64_t outstanding_ns = atomic_load(&rg_share_of(rg.segment, device, m->slot_index)->outstanding_ns);
     /* Never below zero: a stream or context may have been forgotten with launches still counted. */
     uint32_t n = atomic_load(&m->inflight[device]);
     while (!atomic_compare_exchange_weak(&m->inflight[device], &n, n > weight ? n - weight : 0))
         continue;
-    /* orion: it was charged by the settings of then. With nothing in flight nothing is outstanding, but what is just being charged. */
-    if (RG_UNLIKELY(atomic_load_explicit(&rg_share_of(rg.segment, device, m->slot_index)->outstanding_ns, memory_order_relaxed)))
-        rg_share_settle(rg.segment, device, m->slot_index, n > weight ? weight_ns(weight) : UINT64_MAX);
+    /* orion: it was charged by the settings of then. With nothing in flight nothing is outstanding. */
+    if (RG_UNLIKELY(outstanding_ns))
+        rg_share_settle(rg.segment, device, m->slot_index, n > weight ? weight_ns(weight) : outstanding_ns);
 }
 
 void rg_batch_record(rg_track *t)
@@ -103,7 +105,6 @@ void rg_batch_record(rg_track *t)
 static bool batches_poll(uint32_t device)
 {
     bool any = false;
-    rg_samples_poll();
     for (int i = 0; i < BATCHES; i++) {
         uint32_t recorded = BATCH_RECORDED;
         if (atomic_load_explicit(&batches[i].state, memory_order_relaxed) != BATCH_RECORDED ||
@@ -144,7 +145,7 @@ bool rg_gate_outstanding(const rg_member *m)
 void rg_gate_look(void)
 {
     batches_flush();
-    batches_poll(0);
+    batches_poll(0); /* no samples: how long they took may take their context, which is the program's threads' */
 }
 
 bool rg_give_way(int tries)
@@ -552,6 +553,8 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
         }
         bool own = verdict != RG_WAIT_HIGH || (atomic_load_explicit(&s->corun, memory_order_relaxed) &&
                                                    atomic_load_explicit(&m->inflight[t->device], memory_order_relaxed));
+        if (own)
+            rg_samples_poll();
         bool progress = own && batches_poll(t->device);
         if (progress) {
             spin_until = 0;

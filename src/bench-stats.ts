@@ -210,11 +210,13 @@ export function schedule<Way>(
   const windows: Window<Way>[] = [];
   for (let turn = 0; turn < rounds * cycles; turn++)
     for (const way of turn % 2 === 0 ? ways : ways.toReversed()) {
-      if (turn % cycles > 0 && once(way)) continue;
+      const round = Math.floor(turn / cycles);
+      // In one round in a turn in order, in the next in one in reverse.
+      if (turn % cycles !== (cycles % 2 === 0 ? round % 2 : 0) && once(way)) continue;
       const last = windows.at(-1);
       const from_s = last ? last.to_s + (last.way === way ? 0 : gap_s(way, last.way)) : 0;
       const counted_s = from_s + settle_s(way, last?.way);
-      windows.push({ way, round: Math.floor(turn / cycles), turn, from_s, counted_s, to_s: counted_s + window_s });
+      windows.push({ way, round, turn, from_s, counted_s, to_s: counted_s + window_s });
     }
   return windows;
 }
