@@ -4,8 +4,9 @@
  * A server has work of its own between what it gets and its first launch: it reads, decodes, batches. If that takes about as long each time, the GPU
  * can come over meanwhile (stay.c), as it does where the program says so itself (rigel_request_coming), without which the request waits for that, 137 us.
  *
- * One thread watches the process's sockets and pipes, by epoll, beside whatever the program does to read them: of that nothing is
- * hooked, and nothing is read here. Each of them is a source, and for each it is noted how long after something had come to it the next request began.
+ * Two threads watch the process's sockets and pipes, by one epoll, beside whatever the program does to read them: of that nothing is
+ * hooked, and nothing is read here. Whichever runs first does what there is to do; the other one is for where a processor is late, as those of a
+ * virtual machine are whose host is busy: what comes is waited for by the program's thread as well, which is ahead then. Each of them is a source, and for each it is noted how long after something had come to it the next request began.
  * Where most of the last ones began within the time for which the GPU waits (rg_policy_foresees), it comes over that long after the next. That
  * is learned by itself for what comes while the client is busy, and counts from the end of that: a program that serves one after the other reads it then;
  * and for what comes right after, which may have to do with the request that has just been answered. Of a source that is new it is what all had.
@@ -17,8 +18,8 @@
  * A socket is watched for being writable, too, as it always is: then the GPU comes also where the program has read all by the time that this thread
  * looks. Where a stream of UNIX sockets becomes writable the peer has read, so that these are watched for input alone.
  *
- * Costs: nothing of the program's time, and a few microseconds of another processor for what arrives, at most each 50 us; none where no best-effort
- * client is beside. Where nothing is foreseen by thousands of arrivals of a source, it is not watched for some seconds; nor is any, by many more.
+ * Costs: nothing of the program's time, and a few microseconds of another processor or two for what arrives, at most each 50 us; none where no
+ * best-effort client is beside. Where nothing is foreseen by thousands of arrivals of a source, it is not watched for some seconds; nor is any, by many more.
  */
 #include "client.h"
 
@@ -40,11 +41,12 @@ enum { SOURCES = 4096, OWN = 16 };
 enum { ENOUGH = 256 };
 enum { EVENTS = 32, PENDING = 32 };
 enum { SCAN_NS = 500000000, BEAT_MS = 100, REST_NS = 50000 };
+/* The second thread looks no more often than this whether something has begun, or is over; nor for what the first one sees. */
+enum { SPARE_NS = 200000 };
 /* What begins later has another cause. */
 enum { LOST_NS = 50000000 };
-/* Before the first launch: until the calls for it are made, and the GPU has come over. And until streams have stopped: as far as stops are apart, mostly;
- * but no more, beside longer kernels. */
-enum { COMES_US = 200, STOPS_US = 200 };
+/* What ends so long after it was to is late. */
+enum { WAIT_LATE_NS = 100000 };
 /* What comes so soon after a request may be of that one. */
 enum { AFTERMATH_NS = 1000000 };
 /* What comes so soon after the last is another part of that: 600 KB over TCP come within 0.3 ms, 2.4 MB within 1.6, with up to 1.0 ms between (on two
@@ -83,6 +85,7 @@ typedef struct {
     bool watched, is_new; /* the latter: it was ready as it was added, which no event has said yet */
     uint32_t asked;   /* in that turn an event says whether there is something that the program has not read; 0: it was not asked */
     bool found;       /* what has come was found so */
+    uint32_t wait_us; /* for how long it is waited for */
     uint32_t useless; /* arrivals since something was foreseen by one */
     uint32_t file;    /* of those that have had this number which one it is, with what comes to it */
     uint64_t paused_until;
@@ -104,13 +107,20 @@ static experience all[WHENS];
 static uint16_t pending[PENDING]; /* those at which something came */
 static uint32_t pendings, useless;
 static uint64_t paused_until;
+static bool watching;
 static int own = -1, wakes = -1; /* epoll, and an eventfd in it; -1: none */
 static uint32_t turn; /* in which it is looked what has arrived */
-static uint64_t looked_ns; /* then all that had come was seen */
+static uint64_t looked_ns, rests_until_ns; /* then all that had come was seen; until then nothing else is looked for */
+static uint64_t late_waits; /* a bit for each of the last waits for a time: it ended late; the last one is the lowest */
 static bool asks; /* what was asked since the last one is there at once */
 static bool stale; /* the epoll has files that are not at their number any more */
-static pthread_t thread;
-static _Atomic uint32_t started, stopping, over, wanted, told;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* whose all of this is, while it looks */
+enum { FIRST, SPARE, THREADS };
+static struct {
+    pthread_t thread;
+    _Atomic uint32_t started, over;
+} threads[THREADS];
+static _Atomic uint32_t stopping, wanted, told;
 static dev_t device; /* what no file of the program's is on, but an epoll or eventfd of its own */
 static ino_t inode;
 
@@ -334,15 +344,10 @@ static void came_to(source *s, uint32_t us, uint16_t whose)
     forget(s);
 }
 
-static uint32_t ahead_us(void)
+static uint32_t stay_us(void)
 {
-    uint32_t stop_us = atomic_load_explicit(&rg.segment->settings.stop_us, memory_order_relaxed);
-    return COMES_US + (stop_us < STOPS_US ? stop_us : STOPS_US);
-}
-
-static uint64_t stay_us(void)
-{
-    return (uint64_t)RG_STAY_ANNOUNCED * atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed);
+    uint32_t us = atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed), most = UINT32_MAX / 2000 / RG_STAY_ANNOUNCED;
+    return RG_STAY_ANNOUNCED * (us < most ? us : most);
 }
 
 /* Whether a request is foreseen by what has come to it; whose, and how long after that the GPU is to come. */
@@ -350,7 +355,7 @@ static bool foresees(source *s, uint32_t *after_us)
 {
     const experience *e = s->had[s->when].n >= RG_POLICY_ARRIVALS / 2 ? &s->had[s->when] : &all[s->when];
     uint32_t known = e->n < RG_POLICY_ARRIVALS ? e->n : RG_POLICY_ARRIVALS;
-    if (!e->whose || !rg_policy_foresees(e->us, known, ahead_us(), stay_us(), after_us))
+    if (!e->whose || !rg_policy_foresees(e->us, known, rg_policy_ahead_us(late_waits), stay_us(), after_us, &s->wait_us))
         return false;
     useless = s->useless = 0;
     s->whose = e->whose;
@@ -506,29 +511,31 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
         foresee(s);
 }
 
-/* Has the GPU come over for what is due; when it is to be looked again. */
-static uint64_t come(uint64_t now_ns)
+/* Has the GPU come over for what is due; when it is to be looked again, by one that looks no more often than each `rest_ns`. */
+static uint64_t come(uint64_t now_ns, uint64_t rest_ns)
 {
     uint64_t next = UINT64_MAX;
     for (uint32_t i = 0; i < pendings; i++) {
         source *s = &sources[pending[i]];
         if (s->due_ns && s->due_ns <= now_ns) {
             s->due_ns = 0;
-            s->look_ns = now_ns + ahead_us() * 1000ull + LOOK_NS;
-            s->until_ns = now_ns + (ahead_us() + stay_us()) * 1000ull;
-            if (rg_stay_announced(member_of(s->whose), 1u << device_of(s->whose)))
+            s->look_ns = now_ns + rg_policy_ahead_us(late_waits) * 1000ull + LOOK_NS;
+            s->until_ns = now_ns + (rg_policy_ahead_us(late_waits) + s->wait_us) * 1000ull;
+            if (rg_stay_seen(member_of(s->whose), device_of(s->whose), s->wait_us))
                 atomic_fetch_add_explicit(&member_of(s->whose)->slot->foreseen, 1, memory_order_relaxed);
         }
         uint64_t eighth = rg_since(s->came_ns + AMID_LONG_NS, now_ns) / 8, again = now_ns + (eighth > AMID_NS ? eighth : AMID_NS);
         if (s->look_ns && s->look_ns <= now_ns)
             s->look_ns = now_ns + LOOK_NS + rg_since(s->came_ns, now_ns) / 8;
         uint64_t at = s->amid ? again : s->due_ns ? s->due_ns : s->look_ns ? s->look_ns : UINT64_MAX;
+        if (!s->due_ns && at < now_ns + rest_ns)
+            at = now_ns + rest_ns;
         next = at < next ? at : next;
     }
     return next;
 }
 
-/* ---- the thread ---- */
+/* ---- the threads ---- */
 
 /* Whether waiting has ended by no event, or a signal: the C library's own, by which setuid has every thread set it, cannot be blocked. */
 static bool is_none(int waited)
@@ -536,67 +543,109 @@ static bool is_none(int waited)
     return waited == 0 || (waited < 0 && errno == EINTR);
 }
 
-/* False: that cannot be done any more, as the program has closed what it takes. */
-static bool look(void)
+/* Until when there is nothing to do, if nothing comes: by a thread that looks no more often than each `rest_ns`. Under `lock`, as what follows. */
+static uint64_t nothing_until(uint64_t now_ns, uint64_t rest_ns)
+{
+    look_back(now_ns);
+    uint64_t next = come(now_ns, rest_ns), most = now_ns + BEAT_MS * 1000000ull;
+    return asks ? 0 : next < most ? next : most;
+}
+
+/* Nothing had come by then, nor until the wait for it ended. What was `asked` for is not there, and what comes later is something else. */
+static void has_seen_nothing(uint64_t by_ns, uint64_t until_ns, bool asked)
+{
+    late_waits = late_waits << 1 | (rg_since(until_ns, rg_clock_ns()) > WAIT_LATE_NS);
+    looked_ns = by_ns > looked_ns ? by_ns : looked_ns;
+    turn += asked;
+}
+
+/* What has come: how much; less than 0: it cannot be told any more, as the program has closed what that takes. */
+static int look_what_has_come(void)
 {
     struct epoll_event events[EVENTS];
-    struct pollfd p = {.fd = own, .events = POLLIN};
-    uint64_t now = rg_clock_ns();
-    look_back(now);
-    uint64_t next = come(now), left = next == UINT64_MAX ? BEAT_MS * 1000000ull : next > now ? next - now : 0;
-    left = asks ? 0 : left;
-    asks = false;
     turn++;
-    struct timespec t = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
-    int waited = ppoll(&p, 1, &t, NULL);
-    if (waited == 0)
-        looked_ns = now;
-    if (is_none(waited))
-        return true;
-    if (waited < 0 || (p.revents & (POLLNVAL | POLLERR)))
-        return false;
     uint64_t looks_ns = rg_clock_ns();
     int n = epoll_wait(own, events, EVENTS, 0);
-    now = rg_clock_ns();
-    look_back(now);
-    for (int i = 0; i < n; i++)
+    uint64_t now = rg_clock_ns();
+    if (n > 0)
+        look_back(now);
+    for (int i = 0; i < n && watching; i++)
         if (events[i].data.u64 != SOURCES)
             arrived((uint32_t)events[i].data.u64, (uint32_t)(events[i].data.u64 >> 32), events[i].events & EPOLLIN, now);
     looked_ns = looks_ns;
-    now = rg_clock_ns();
-    left = rg_since(now, come(now)); /* whatever else arrives until then: it is seen after the rest */
-    nanosleep(&(struct timespec){.tv_nsec = (long)(left < REST_NS ? left : REST_NS)}, NULL);
+    if (n > 0) {
+        now = rg_clock_ns();
+        uint64_t next = come(now, 0); /* whatever else arrives until then: it is seen after the rest */
+        rests_until_ns = next < now + REST_NS ? next : now + REST_NS;
+    }
+    return n;
+}
+
+static void sleep_ns(uint64_t ns)
+{
+    if (ns)
+        nanosleep(&(struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)}, NULL);
+}
+
+/* False: that cannot be done any more. */
+static bool look(int which)
+{
+    struct pollfd p = {.fd = own, .events = POLLIN};
+    pthread_mutex_lock(&lock);
+    uint64_t now = rg_clock_ns(), left = rg_since(now, nothing_until(now, which == SPARE ? SPARE_NS : 0));
+    bool asked = asks;
+    asks = false;
+    pthread_mutex_unlock(&lock);
+    struct timespec t = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
+    int waited = ppoll(&p, 1, &t, NULL), n = 0;
+    bool none = is_none(waited);
+    if (!none && (waited < 0 || (p.revents & (POLLNVAL | POLLERR))))
+        return false;
+    pthread_mutex_lock(&lock);
+    uint64_t rest_ns = none ? 0 : rg_since(rg_clock_ns(), rests_until_ns);
+    if (none)
+        has_seen_nothing(now, now + left, asked);
+    else if (!rest_ns) /* else the other one has just looked */
+        n = look_what_has_come();
+    if (!rest_ns)
+        rest_ns = n > 0 ? rg_since(rg_clock_ns(), rests_until_ns) : n == 0 && !none && which == SPARE ? SPARE_NS : 0;
+    pthread_mutex_unlock(&lock);
+    sleep_ns(rest_ns);
     return n >= 0;
 }
 
-static void *arrivals_main(void *unused)
+/* Whether anything is watched from now on: the first thread sees to that. */
+static bool watch(uint64_t now_ns)
 {
-    (void)unused;
-    uint64_t scanned = 0;
-    bool watching = false, ok = true;
-    rg_thread_is_prompt("rigel-arrivals");
-    while (ok && !atomic_load(&stopping) && rg_is_client() && are_own()) {
-        uint64_t now = rg_now_ns();
-        if (!atomic_load(&wanted) || now < paused_until) {
-            if (watching)
-                watch_none();
-            watching = false;
-            struct pollfd p = {.fd = wakes, .events = POLLIN};
-            ok = is_none(poll(&p, 1, BEAT_MS)); /* else it is to stop, or the program has closed it */
-            continue;
-        }
-        if (!watching || now - scanned >= SCAN_NS) {
-            scan(now);
-            scanned = now;
-        }
-        watching = true;
-        ok = look();
-        if (useless >= ALL_USELESS) {
-            useless = 0;
-            paused_until = now + PAUSE_NS;
-        }
+    static uint64_t scanned_ns;
+    bool wants = atomic_load(&wanted) && now_ns >= paused_until;
+    if (!wants && watching)
+        watch_none();
+    if (wants && (!watching || now_ns - scanned_ns >= SCAN_NS)) {
+        scan(now_ns);
+        scanned_ns = now_ns;
     }
-    atomic_store(&over, 1);
+    watching = wants;
+    if (useless >= ALL_USELESS) {
+        useless = 0;
+        paused_until = now_ns + PAUSE_NS;
+    }
+    return wants;
+}
+
+static void *arrivals_main(void *at)
+{
+    int which = (int)(intptr_t)at;
+    bool ok = true;
+    rg_thread_is_prompt(which == FIRST ? "rigel-arrivals" : "rigel-arrivals2");
+    while (ok && !atomic_load(&stopping) && rg_is_client() && are_own()) {
+        pthread_mutex_lock(&lock);
+        bool watches = which == FIRST ? watch(rg_now_ns()) : watching;
+        pthread_mutex_unlock(&lock);
+        struct pollfd p = {.fd = wakes, .events = POLLIN};
+        ok = watches ? look(which) : is_none(poll(&p, 1, BEAT_MS)); /* else it is to stop, or the program has closed it */
+    }
+    atomic_store(&threads[which].over, 1);
     atomic_fetch_sub(&rg_own_threads, 1); /* the others may be at work for long */
     return NULL;
 }
@@ -611,24 +660,33 @@ void rg_arrivals_beat(void)
     static bool failed;
     bool on = rg_stay_allowed() && atomic_load(&rg.segment->settings.arrivals) && atomic_load(&rg.segment->settings.stay_us) && !atomic_load(&told);
     atomic_store(&wanted, on);
-    if (!on || failed || atomic_load(&started))
+    if (!on || failed || atomic_load(&threads[FIRST].started))
         return;
-    bool made = make(), ok = made && rg_thread_start(&thread, arrivals_main, NULL);
-    if (made && !ok)
+    bool made = make();
+    for (int i = 0; i < (made ? THREADS : 0) && !failed; i++) {
+        bool ok = rg_thread_start(&threads[i].thread, arrivals_main, (void *)(intptr_t)i);
+        atomic_store(&threads[i].started, ok);
+        failed = !ok;
+    }
+    failed |= !made;
+    if (made && !atomic_load(&threads[FIRST].started))
         unmake();
-    atomic_store(&started, ok);
-    failed = !ok;
 }
 
 void rg_arrivals_stop(void)
 {
     uint64_t one = 1;
+    bool joined = true, are_over = true;
     atomic_store(&stopping, 1);
-    if (!atomic_load(&started))
+    if (!atomic_load(&threads[FIRST].started))
         return;
-    if (!atomic_load(&over) && are_own() && write(wakes, &one, sizeof one) < 0) {
+    for (int i = 0; i < THREADS; i++)
+        are_over &= !atomic_load(&threads[i].started) || atomic_load(&threads[i].over);
+    if (!are_over && are_own() && write(wakes, &one, sizeof one) < 0) {
         /* The program has closed it: then it is found within a tenth of a second. */
     }
-    if (rg_join(thread) /* or the process exits without it */ && are_own())
+    for (int i = 0; i < THREADS; i++)
+        joined &= !atomic_load(&threads[i].started) || rg_join(threads[i].thread);
+    if (joined /* or the process exits without them */ && are_own())
         unmake(); /* or goes on without Rigel */
 }

@@ -749,8 +749,8 @@ void rg_stops_forget_context(CUcontext context, CUdevice d);
  * until that has begun and is launched as a whole: rg_stay_launches is told of its first launch, before it, rg_stay_begin of its last.
  * rg_stay_ahead: one begins with this, on this stream: an input that takes long, or the first of several launches: the GPU comes over before that, and stays
  * likewise.
- * rg_stay_announced: one of this client's is coming, on one of these devices, as the program says or is seen: likewise, for RG_STAY_ANNOUNCED times
- * `stay_us`, and best-effort streams stop meanwhile. Whether anything was done for it.
+ * rg_stay_announced: one of this client's is coming, on one of these devices, as the program says: likewise, for RG_STAY_ANNOUNCED times `stay_us`, and
+ * best-effort streams stop meanwhile. rg_stay_seen: one is seen coming, on this device: likewise, for `wait_us`. Whether anything was done for it.
  * rg_stay_follows: another one of this client's has come amid the one under way there, and begins within `after_us` of its end, as is seen: best-effort
  * streams do not go on between the two, until it is announced at that end.
  * rg_stay_all_launched: all of a request is queued; or its input is waited for by itself.
@@ -759,7 +759,8 @@ void rg_stops_forget_context(CUcontext context, CUdevice d);
  */
 RG_COLD void rg_stay_begin(const rg_track *track);
 RG_COLD void rg_stay_ahead(const rg_track *track, enum rg_kind kind, uint64_t units);
-RG_COLD bool rg_stay_announced(rg_member *m, uint32_t devices);
+RG_COLD void rg_stay_announced(rg_member *m, uint32_t devices);
+RG_COLD bool rg_stay_seen(rg_member *m, uint32_t device, uint32_t wait_us);
 RG_COLD void rg_stay_follows(const rg_member *m, uint32_t device, uint32_t after_us);
 RG_COLD void rg_stay_all_launched(uint32_t device);
 RG_COLD void rg_stay_done(const rg_member *m, uint32_t device, uint64_t now_ns);

@@ -315,9 +315,29 @@ uint64_t rg_policy_brief(uint64_t launched_ns, uint64_t worked_ns)
     return worked_ns <= RG_POLICY_BRIEF_NS && launched_ns < 2 * worked_ns ? 2 * worked_ns - launched_ns : 0;
 }
 
-bool rg_policy_foresees(const uint32_t us[RG_POLICY_ARRIVALS], uint32_t n, uint32_t ahead_us, uint64_t stay_us, uint32_t *after_us)
+uint32_t rg_policy_ahead_us(uint64_t late_waits)
 {
-    uint32_t sorted[RG_POLICY_ARRIVALS], hits = 0;
+    enum { COMES_US = 200, LATE_US = 200, LATE = 3 };
+    return COMES_US + (__builtin_popcountll(late_waits) >= LATE ? LATE_US : 0);
+}
+
+/* How many of these, in order, have begun from then on and within `wait_us`; and for how long it has waited for all of them. */
+static uint32_t begun_within(const uint32_t *sorted, uint32_t n, uint32_t after_us, uint64_t wait_us, uint64_t *waited_us)
+{
+    uint32_t hits = 0;
+    *waited_us = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        bool in_time = sorted[i] >= after_us && sorted[i] - after_us < wait_us && sorted[i] != RG_POLICY_NEVER;
+        hits += in_time;
+        *waited_us += in_time ? sorted[i] - after_us : sorted[i] < after_us ? 0 : wait_us;
+    }
+    return hits;
+}
+
+bool rg_policy_foresees(const uint32_t us[RG_POLICY_ARRIVALS], uint32_t n, uint32_t ahead_us, uint32_t stay_us, uint32_t *after_us, uint32_t *wait_us)
+{
+    uint32_t sorted[RG_POLICY_ARRIVALS];
+    uint64_t waited_us;
     if (n < RG_POLICY_ARRIVALS / 2)
         return false;
     for (uint32_t i = 0; i < n; i++) {
@@ -327,9 +347,19 @@ bool rg_policy_foresees(const uint32_t us[RG_POLICY_ARRIVALS], uint32_t n, uint3
         sorted[k] = us[i];
     }
     *after_us = sorted[n / 16] > ahead_us ? sorted[n / 16] - ahead_us : 0;
-    for (uint32_t i = 0; i < n; i++)
-        hits += us[i] != RG_POLICY_NEVER && us[i] >= *after_us && us[i] - *after_us < stay_us;
-    return hits * 4 >= n * 3;
+    for (uint32_t latest = n; latest-- > 0;) {
+        uint64_t longer_us = (uint64_t)sorted[latest] - *after_us + 1;
+        if (sorted[latest] == RG_POLICY_NEVER || longer_us > 2ull * stay_us)
+            continue;
+        if (longer_us <= stay_us)
+            break;
+        if (begun_within(sorted, n, *after_us, longer_us, &waited_us) * 4 >= n * 3 && waited_us * 3 <= 2ull * stay_us * n) {
+            *wait_us = (uint32_t)longer_us;
+            return true;
+        }
+    }
+    *wait_us = stay_us;
+    return begun_within(sorted, n, *after_us, stay_us, &waited_us) * 4 >= n * 3;
 }
 
 uint64_t rg_policy_inverse(uint32_t weight)

@@ -85,6 +85,7 @@ static struct {
     _Atomic bool followed; /* the last one was still there as the next request was launched */
     _Atomic uint32_t why;  /* why the last one went out */
     _Atomic uint64_t until_ns; /* until when a request is waited for that has been said to be coming since, or was by that; 0: none has */
+    _Atomic uint32_t seen_us; /* that was not said, but is seen coming, and waited for so long (arrivals.c, where it is learned what comes to nothing) */
     rg_member *_Atomic of; /* whose the last one is, */
     _Atomic uint64_t began_ns; /* and since when it is there; 0: behind what is not done, as far as is known */
     _Atomic uint32_t in_vain[REASONS], skip[REASONS]; /* so many, one after the other, had no launch to stay for; so many more times there is none */
@@ -290,10 +291,13 @@ static bool is_skipped(uint32_t device, uint32_t why)
 /* The last one was. */
 static void last_was_in_vain(uint32_t device)
 {
-    if (atomic_exchange(&stays[device].until_ns, 0))
-        was_in_vain(device, ANNOUNCED);
-    else if (atomic_load(&stays[device].why) == AHEAD)
+    uint32_t seen_us = atomic_load(&stays[device].seen_us); /* before that goes: then another one may be said to be coming */
+    if (atomic_exchange(&stays[device].until_ns, 0)) {
+        if (!seen_us)
+            was_in_vain(device, ANNOUNCED);
+    } else if (atomic_load(&stays[device].why) == AHEAD) {
         was_in_vain(device, AHEAD);
+    }
 }
 
 /* For how long it stays if nothing comes. */
@@ -309,7 +313,8 @@ static bool is_there(uint32_t device, uint64_t now_ns)
     uint32_t bit = 1u << device;
     uint64_t began = atomic_load(&stays[device].began_ns); /* inputs that were waited for by themselves do not prolong it */
     uint64_t more_ns = atomic_load(said(device)) == COMING ? MORE_NS : 0;
-    if (!began || rg_since(began, now_ns) <= stay_us(atomic_load(&stays[device].why)) * 1000ull + more_ns)
+    uint32_t why = atomic_load(&stays[device].why), seen_us = why == ANNOUNCED ? atomic_load(&stays[device].seen_us) : 0;
+    if (!began || rg_since(began, now_ns) <= (seen_us ? seen_us : stay_us(why)) * 1000ull + more_ns)
         return true;
     if (atomic_fetch_and(&rg.stays, ~bit) & bit)
         last_was_in_vain(device);
@@ -438,47 +443,55 @@ void rg_stay_ahead(const rg_track *t, enum rg_kind kind, uint64_t units)
 }
 
 /*
- * Under `taken`; `there`: the GPU is, behind a request or for one that was announced. What cannot be launched, as while something is captured, was in vain
+ * Under `taken`; `seen_us`: for how long it is waited for, where it is seen; 0: where its program says so; `there`: the GPU is, behind a request or for one that was announced. What cannot be launched, as while something is captured, was in vain
  * as well: best-effort work stops for it all the same.
  */
-static bool announced(rg_member *m, uint32_t device, bool there, uint64_t now_ns)
+static bool announced(rg_member *m, uint32_t device, uint32_t seen_us, bool there, uint64_t now_ns)
 {
     CUcontext context = atomic_load(&stays[device].context);
-    uint32_t us = stay_us(ANNOUNCED);
+    uint32_t us = seen_us ? seen_us : stay_us(ANNOUNCED);
     atomic_store(&stays[device].announces, true);
     if (there ? atomic_load(&stays[device].until_ns) != 0 : !context || !are_the_gpus(m, device) || !RG_REAL(cuLaunchKernel))
         return false; /* that is known already; or there is nothing to be done for it */
     if (is_skipped(device, ANNOUNCED))
         return false;
     uint64_t until_ns = now_ns + COMES_NS + us * 1000ull; /* it is there then, and for so long */
+    atomic_store(&stays[device].seen_us, seen_us);
     atomic_store(&stays[device].until_ns, until_ns);
     rg_device_coming(rg.segment, device, until_ns);
     if (there)
         rg_stay_coming(device, now_ns);
     else
         launch_in(context, m, device, ANNOUNCED, NULL, us);
-    bool stays = atomic_load(&rg.stays) >> device & 1;
-    if (!stays)
-        last_was_in_vain(device);
-    return stays;
+    bool stays_there = atomic_load(&rg.stays) >> device & 1;
+    if (!stays_there && atomic_exchange(&stays[device].until_ns, 0))
+        was_in_vain(device, ANNOUNCED);
+    return stays_there;
 }
 
-bool rg_stay_announced(rg_member *m, uint32_t devices)
+static bool is_coming(rg_member *m, uint32_t device, uint32_t seen_us)
 {
     uint64_t now = rg_clock_ns();
     uint32_t us;
-    bool any = false;
-    for (devices &= atomic_load(&m->slot->devices); devices; devices &= devices - 1) {
-        uint32_t device = (uint32_t)__builtin_ctz(devices);
-        if (!atomic_load(&stays[device].allowed) || atomic_load(&m->busy[device]))
-            continue;
-        bool there = atomic_load(&rg.stays) >> device & 1 && is_there(device, now);
-        if (!(there ? is_high(m) : may_stay(m, device, &us)) || !take(device))
-            continue;
-        any |= announced(m, device, there, now);
-        give(device);
-    }
+    if (!atomic_load(&stays[device].allowed) || atomic_load(&m->busy[device]))
+        return false;
+    bool there = atomic_load(&rg.stays) >> device & 1 && is_there(device, now);
+    if (!(there ? is_high(m) : may_stay(m, device, &us)) || !take(device))
+        return false;
+    bool any = announced(m, device, seen_us, there, now);
+    give(device);
     return any;
+}
+
+void rg_stay_announced(rg_member *m, uint32_t devices)
+{
+    for (devices &= atomic_load(&m->slot->devices); devices; devices &= devices - 1)
+        is_coming(m, (uint32_t)__builtin_ctz(devices), 0);
+}
+
+bool rg_stay_seen(rg_member *m, uint32_t device, uint32_t wait_us)
+{
+    return atomic_load(&m->slot->devices) >> device & 1 && is_coming(m, device, wait_us);
 }
 
 void rg_stay_follows(const rg_member *m, uint32_t device, uint32_t after_us)

@@ -577,8 +577,63 @@ static void slices_beside_one_another(void)
 /* Whether requests are foreseen that begin so long after something has arrived, 400 us before which the GPU comes, for 1 ms; and how much later it does. */
 static bool foreseen(const uint32_t *us, uint32_t n, uint32_t *after_us)
 {
+    uint32_t wait_us = 0;
     *after_us = 12345;
-    return rg_policy_foresees(us, n, 400, 1000, after_us);
+    return rg_policy_foresees(us, n, 400, 1000, after_us, &wait_us);
+}
+
+/* Sooner where processors are late, of which two waits of 64 are no sign, or an old one. */
+static void how_soon_it_comes(void)
+{
+    CHECK_EQUAL(rg_policy_ahead_us(0), 200);
+    CHECK_EQUAL(rg_policy_ahead_us(1ull << 63 | 1), 200);
+    CHECK_EQUAL(rg_policy_ahead_us(1ull << 63 | 3), 400);
+    CHECK_EQUAL(rg_policy_ahead_us((1ull << 63 | 3) << 1), 200);
+    CHECK_EQUAL(rg_policy_ahead_us(UINT64_MAX), 400);
+}
+
+/* For how long it waits then, of 1500 us; 0: nothing is foreseen. */
+static uint32_t waits_for(const uint32_t *us, uint32_t n)
+{
+    uint32_t after_us, wait_us = 0;
+    return rg_policy_foresees(us, n, 400, 1500, &after_us, &wait_us) ? wait_us : 0;
+}
+
+/* As requests of a server whose processors are late now and then: sixteen, so many of which take so long, the others 0.9 ms. */
+static void how_long_it_waits(void)
+{
+    enum { N = RG_POLICY_ARRIVALS };
+    uint32_t us[N];
+    struct {
+        uint32_t late, late_us, waits_us;
+    } cases[] = {
+        {0, 0, 1500},    /* as long as it may */
+        {3, 1999, 1500}, /* from 500 on */
+        {3, 2000, 1501}, /* (13 * 400 + 3 * 1500) / 16 */
+        {1, 3499, 3000}, {1, 3500, 1500}, {1, RG_POLICY_NEVER, 1500},
+        {4, 3000, 2501}, /* (12 * 400 + 4 * 2500) / 16 = 925 */
+        {5, 2500, 2001}, /* (11 * 400 + 5 * 2000) / 16 = 900 */
+        {5, 2820, 2321}, /* 1000, just */
+        {5, 2824, 0},    /* more than two thirds of 1500 on average; and eleven of sixteen alone are in time otherwise */
+        {4, 3499, 1500}, /* so, for those twelve alone */
+    };
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (uint32_t k = 0; k < N; k++)
+            us[k * 5 % N] = k < cases[i].late ? cases[i].late_us : 900;
+        CHECK_EQUAL(waits_for(us, N), cases[i].waits_us);
+    }
+    /* One that nothing came of is waited for as long: (14 * 400 + 1500 + 1500) / 16; of the two others the later one is too late. */
+    for (uint32_t k = 0; k < N; k++)
+        us[k] = 900;
+    us[4] = 2100;
+    us[9] = RG_POLICY_NEVER;
+    CHECK_EQUAL(waits_for(us, N), 1601);
+    us[7] = 3600;
+    CHECK_EQUAL(waits_for(us, N), 1601);
+    /* Half as many that are known will do. */
+    us[7] = us[9] = 900;
+    CHECK_EQUAL(waits_for(us, N / 2 - 1), 0);
+    CHECK_EQUAL(waits_for(us, N / 2), 1601);
 }
 
 static void what_is_foreseen(void)
@@ -619,7 +674,7 @@ static void what_is_foreseen(void)
     CHECK(!foreseen(us, N, &after));
     us[9] = 1599;
     CHECK(foreseen(us, N, &after));
-    us[9] = 1600;
+    us[9] = 2600; /* twice as long, at most: how_long_it_waits */
     CHECK(!foreseen(us, N, &after));
     /* And with nothing that ever came of it. */
     for (int i = 0; i < N; i++)
@@ -630,7 +685,8 @@ static void what_is_foreseen(void)
     /* For no time nothing comes. */
     for (int i = 0; i < N; i++)
         us[i] = 2000;
-    CHECK(!rg_policy_foresees(us, N, 400, 0, &after));
+    uint32_t wait_us;
+    CHECK(!rg_policy_foresees(us, N, 400, 0, &after, &wait_us));
 }
 
 int main(void)
@@ -650,6 +706,8 @@ int main(void)
     requests_that_launch_no_more();
     requests_that_follow();
     what_is_foreseen();
+    how_soon_it_comes();
+    how_long_it_waits();
     fair();
     orion();
     CHECK_EQUAL(DECIDE(), RG_PASS);

@@ -872,6 +872,31 @@ static void announced_in_vain_where_it_stays(void)
     done();
 }
 
+/*
+ * Of those that are seen coming none is left out, however many are in vain: that is learned where they are seen. Each is waited for as long as it is said,
+ * and what its program says is coming as ever.
+ */
+static void seen_in_vain(void)
+{
+    enum { TIMES = 8, WAIT_US = 3000 };
+    become_one_that_announces();
+    for (int i = 0; i < TIMES; i++) {
+        int tries = 0;
+        uint64_t now = 0;
+        for (; tries < 5000 && (now = rg_now_ns(), !rg_stay_seen(RG_PROCESS, 0, WAIT_US)); tries++)
+            request(); /* one that was short, the machine's doing */
+        CHECK(tries < 5000);
+        uint64_t until = atomic_load(&seg->devices[0].coming_until_ns);
+        CHECK(until > now + WAIT_US * 1000ull);
+        CHECK(until < rg_now_ns() + WAIT_US * 1000ull + 1000000);
+        usleep(WAIT_US + 1000);
+        rg_stay_coming(0, rg_clock_ns()); /* which finds that it is over */
+        request();
+    }
+    CHECK(until_it_comes_as_announced() < 2);
+    done();
+}
+
 /* Where the driver refuses, or something is captured, best-effort work stops more and more rarely. */
 static void announced_where_nothing_can_be_launched(void)
 {
@@ -1522,6 +1547,7 @@ int main(int argc, char **argv)
     RUN(announced_in_vain);
     RUN(announced_in_vain_now_and_then);
     RUN(announced_in_vain_where_it_stays);
+    RUN(seen_in_vain);
     RUN(announced_where_nothing_can_be_launched);
     RUN(a_program_that_does_not_wait);
     RUN(it_is_over_in_time);
