@@ -4,22 +4,26 @@
  * A server has work of its own between what it gets and its first launch: it reads, decodes, batches. If that takes about as long each time, the GPU
  * can come over meanwhile (stay.c), as it does where the program says so itself (rigel_request_coming), without which the request waits for that, 137 us.
  *
- * Two threads watch the process's sockets and pipes, by one epoll, beside whatever the program does to read them: of that nothing is
- * hooked, and nothing is read here. Whichever runs first does what there is to do; the other one is for where a processor is late, as those of a
- * virtual machine are whose host is busy: what comes is waited for by the program's thread as well, which is ahead then. Each of them is a source, and for each it is noted how long after something had come to it the next request began.
- * Where most of the last ones began within the time for which the GPU waits (rg_policy_foresees), it comes over that long after the next. That
- * is learned by itself for what comes while the client is busy, and counts from the end of that: a program that serves one after the other reads it then;
- * and for what comes right after, which may have to do with the request that has just been answered. Of a source that is new it is what all had.
+ * Two threads watch the process's sockets and pipes, by one epoll, beside whatever the program does to read them: of that nothing is hooked, and nothing
+ * is read here. Whichever runs first does what there is to do. The other one is for where a processor is late, as those of a virtual machine are whose host
+ * is busy: what comes wakes up the program's thread as well, which is ahead then.
+ *
+ * Each socket and pipe is a source, and for each it is noted how long after something had come to it the next request began. Where most of the last ones
+ * began within the time for which the GPU waits (rg_policy_foresees), it comes over that long after the next. What comes while the client is busy is
+ * learned by itself, and counts from the end of that: a program that serves one after the other reads it then. So is what comes right after, which may
+ * have to do with the request that has just been answered. Of a source that is new it is what all had.
+ *
  * Once a request has begun that was foreseen by a source, it is looked whether more has come to that in the meantime which the program has not read: that
  * is the next one, which came before this one was launched, and counts as what comes amid it.
- * What comes to nothing is counted as if the program had said so (in vain, more and more are left out), and here as well.
+ *
+ * What comes to nothing counts here alone: where it is more than one of four, nothing is foreseen by it.
  *
  * Only sockets, of IP and UNIX, and pipes: to poll others may mean something to their driver, as it does to NVIDIA's, or send what is to go out (AF_XDP).
- * A socket is watched for being writable, too, as it always is: then the GPU comes also where the program has read all by the time that this thread
- * looks. Where a stream of UNIX sockets becomes writable the peer has read, so that these are watched for input alone.
+ * A socket is watched for being writable, too, as it always is: then the GPU comes also where the program has read all by the time that it is
+ * looked. Where a stream of UNIX sockets becomes writable the peer has read, so that these are watched for input alone.
  *
- * Costs: nothing of the program's time, and a few microseconds of another processor or two for what arrives, at most each 50 us; none where no
- * best-effort client is beside. Where nothing is foreseen by thousands of arrivals of a source, it is not watched for some seconds; nor is any, by many more.
+ * Costs: nothing of the program's time, and a few microseconds of another processor or two for what arrives, at most each 50 us; none where no best-effort
+ * client is beside. Where nothing is foreseen by thousands of arrivals of a source, it is not watched for some seconds; nor is any, by many more.
  */
 #include "client.h"
 
@@ -32,6 +36,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -52,7 +57,7 @@ enum { AFTERMATH_NS = 1000000 };
 /* What comes so soon after the last is another part of that: 600 KB over TCP come within 0.3 ms, 2.4 MB within 1.6, with up to 1.0 ms between (on two
  * processors). */
 enum { PART_NS = 1000000 };
-/* So late this thread may be: what is seen within that time of a request's beginning, and has been read, may have come before that. */
+/* So late these threads may be: what is seen within that time of a request's beginning, and has been read, may have come before that. */
 enum { LATE_NS = 1000000 };
 /* So often it is looked whether the request is over amid which something came; after so long each time an eighth of what has passed since; and until then. */
 enum { AMID_NS = 50000, AMID_LONG_NS = 5000000, LONGEST_NS = 500000000 };
@@ -108,11 +113,12 @@ static uint16_t pending[PENDING]; /* those at which something came */
 static uint32_t pendings, useless;
 static uint64_t paused_until;
 static bool watching;
-static int own = -1, wakes = -1; /* epoll, and an eventfd in it; -1: none */
+static int own = -1, wakes = -1, due = -1; /* epoll, and an eventfd and a timer in it; -1: none */
+static uint64_t timed_ns; /* when the timer ends, as something is due; 0: it does not */
 static uint32_t turn; /* in which it is looked what has arrived */
 static uint64_t looked_ns, rests_until_ns; /* then all that had come was seen; until then nothing else is looked for */
 static uint64_t late_waits; /* a bit for each of the last waits for a time: it ended late; the last one is the lowest */
-static bool asks; /* what was asked since the last one is there at once */
+static bool asks; /* some are to tell whether there is something that has not been read: it is looked at once */
 static bool stale; /* the epoll has files that are not at their number any more */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* whose all of this is, while it looks */
 enum { FIRST, SPARE, THREADS };
@@ -121,7 +127,7 @@ static struct {
     _Atomic uint32_t started, over;
 } threads[THREADS];
 static _Atomic uint32_t stopping, wanted, told;
-static dev_t device; /* what no file of the program's is on, but an epoll or eventfd of its own */
+static dev_t device; /* what no file of the program's is on, but an epoll, eventfd or timer of its own */
 static ino_t inode;
 
 /* ---- what is watched ---- */
@@ -144,14 +150,16 @@ static void unmake(void)
         close(own);
     if (wakes >= 0)
         close(wakes);
+    if (due >= 0)
+        close(due);
 }
 
-/* An epoll that watches `wakes`; -1: there is none to be had. */
+/* An epoll that watches `wakes` and `due`; -1: there is none to be had. */
 static int new_epoll(void)
 {
     int new = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event e = {.events = EPOLLIN, .data.u64 = SOURCES};
-    if (new < 0 || epoll_ctl(new, EPOLL_CTL_ADD, wakes, &e) == 0)
+    if (new < 0 || (epoll_ctl(new, EPOLL_CTL_ADD, wakes, &e) == 0 && epoll_ctl(new, EPOLL_CTL_ADD, due, &e) == 0))
         return new;
     close(new);
     return -1;
@@ -161,7 +169,8 @@ static bool make(void)
 {
     struct stat s;
     wakes = high_number(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    own = high_number(wakes < 0 ? -1 : new_epoll());
+    due = high_number(wakes < 0 ? -1 : timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+    own = high_number(due < 0 ? -1 : new_epoll());
     if (own >= 0 && fstat(wakes, &s) == 0) {
         device = s.st_dev;
         inode = s.st_ino;
@@ -174,9 +183,12 @@ static bool make(void)
 /* Whether these numbers are Rigel's still: the program may have closed them, and have others of its own under them since. */
 static bool are_own(void)
 {
-    struct stat s[2];
-    return fstat(own, &s[0]) == 0 && fstat(wakes, &s[1]) == 0 && s[0].st_dev == device && s[0].st_ino == inode && s[1].st_dev == device &&
-           s[1].st_ino == inode;
+    int fds[] = {own, wakes, due};
+    struct stat s;
+    for (int i = 0; i < 3; i++)
+        if (fstat(fds[i], &s) != 0 || s.st_dev != device || s.st_ino != inode)
+            return false;
+    return true;
 }
 
 /* Past libc: the program may close and open it meanwhile, which is no race between them, though a sanitizer that follows files takes it for one. */
@@ -483,7 +495,7 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
     }
     each_of_the_process(is_at_one, &a);
     if (!unread && a.began)
-        return; /* it may have come before that, and is seen now, as this thread was late: no other one */
+        return; /* it may have come before that, and is seen now, as these threads were late: no other one */
     enum when when = a.busy ? AMID : a.just_now ? AFTER : IDLE;
     bool is_part = rg_since(s->last_ns, now_ns) < PART_NS;
     s->last_ns = asked ? s->last_ns : now_ns;
@@ -492,7 +504,7 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
     if (s->came_ns && !takes_its_place(s, when, is_part, now_ns))
         return; /* more of the same */
     if (s->came_ns) {
-        if (s->found)
+        if (s->found && !s->look_ns)
             forget(s);
         else
             came_to(s, RG_POLICY_NEVER, 0);
@@ -511,10 +523,24 @@ static void arrived(uint32_t fd, uint32_t file, bool unread, uint64_t now_ns)
         foresee(s);
 }
 
-/* Has the GPU come over for what is due; when it is to be looked again, by one that looks no more often than each `rest_ns`. */
+/*
+ * What is due wakes up both threads, whichever has seen it come. Past libc, as what is watched: where the program has closed the timer, that is nothing it
+ * has to hear of.
+ */
+static void set_timer(uint64_t at_ns)
+{
+    if (at_ns == timed_ns)
+        return;
+    uint64_t left = at_ns ? rg_since(rg_clock_ns(), at_ns) + 1 : 0; /* 0 would be none */
+    struct itimerspec t = {.it_value = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)}};
+    syscall(SYS_timerfd_settime, due, 0, &t, NULL);
+    timed_ns = at_ns;
+}
+
+/* Has the GPU come over for what is due; when it is to be looked again for all else, by one that looks no more often than each `rest_ns`. */
 static uint64_t come(uint64_t now_ns, uint64_t rest_ns)
 {
-    uint64_t next = UINT64_MAX;
+    uint64_t next = UINT64_MAX, due_ns = 0;
     for (uint32_t i = 0; i < pendings; i++) {
         source *s = &sources[pending[i]];
         if (s->due_ns && s->due_ns <= now_ns) {
@@ -527,12 +553,13 @@ static uint64_t come(uint64_t now_ns, uint64_t rest_ns)
         uint64_t eighth = rg_since(s->came_ns + AMID_LONG_NS, now_ns) / 8, again = now_ns + (eighth > AMID_NS ? eighth : AMID_NS);
         if (s->look_ns && s->look_ns <= now_ns)
             s->look_ns = now_ns + LOOK_NS + rg_since(s->came_ns, now_ns) / 8;
-        uint64_t at = s->amid ? again : s->due_ns ? s->due_ns : s->look_ns ? s->look_ns : UINT64_MAX;
-        if (!s->due_ns && at < now_ns + rest_ns)
-            at = now_ns + rest_ns;
+        uint64_t at = s->amid ? again : s->look_ns ? s->look_ns : UINT64_MAX;
         next = at < next ? at : next;
+        if (s->due_ns && !s->amid && (!due_ns || s->due_ns < due_ns))
+            due_ns = s->due_ns;
     }
-    return next;
+    set_timer(due_ns);
+    return next > now_ns + rest_ns ? next : now_ns + rest_ns;
 }
 
 /* ---- the threads ---- */
@@ -543,26 +570,11 @@ static bool is_none(int waited)
     return waited == 0 || (waited < 0 && errno == EINTR);
 }
 
-/* Until when there is nothing to do, if nothing comes: by a thread that looks no more often than each `rest_ns`. Under `lock`, as what follows. */
-static uint64_t nothing_until(uint64_t now_ns, uint64_t rest_ns)
-{
-    look_back(now_ns);
-    uint64_t next = come(now_ns, rest_ns), most = now_ns + BEAT_MS * 1000000ull;
-    return asks ? 0 : next < most ? next : most;
-}
-
-/* Nothing had come by then, nor until the wait for it ended. What was `asked` for is not there, and what comes later is something else. */
-static void has_seen_nothing(uint64_t by_ns, uint64_t until_ns, bool asked)
-{
-    late_waits = late_waits << 1 | (rg_since(until_ns, rg_clock_ns()) > WAIT_LATE_NS);
-    looked_ns = by_ns > looked_ns ? by_ns : looked_ns;
-    turn += asked;
-}
-
-/* What has come: how much; less than 0: it cannot be told any more, as the program has closed what that takes. */
-static int look_what_has_come(void)
+/* What has come: how much; less than 0: it cannot be told any more, as the program has closed what that takes. Under `lock`, as what follows. */
+static int look_once(void)
 {
     struct epoll_event events[EVENTS];
+    asks = false;
     turn++;
     uint64_t looks_ns = rg_clock_ns();
     int n = epoll_wait(own, events, EVENTS, 0);
@@ -575,10 +587,31 @@ static int look_what_has_come(void)
     looked_ns = looks_ns;
     if (n > 0) {
         now = rg_clock_ns();
-        uint64_t next = come(now, 0); /* whatever else arrives until then: it is seen after the rest */
-        rests_until_ns = next < now + REST_NS ? next : now + REST_NS;
+        come(now, 0);
+        rests_until_ns = timed_ns && timed_ns < now + REST_NS ? timed_ns : now + REST_NS; /* whatever else arrives until then is seen after the rest */
     }
     return n;
+}
+
+/* And what was asked for meanwhile: it is there at once, and nothing else is taken for it that comes later. */
+static int look_what_has_come(void)
+{
+    int n = look_once(), more = n;
+    while (more >= 0 && asks) {
+        more = look_once();
+        n += more > 0 ? more : 0;
+    }
+    return more < 0 ? more : n;
+}
+
+/* Until when there is nothing to do, if nothing comes, and nothing is due: by a thread that looks no more often than each `rest_ns`. */
+static uint64_t nothing_until(uint64_t now_ns, uint64_t rest_ns)
+{
+    look_back(now_ns);
+    if (asks)
+        look_what_has_come();
+    uint64_t next = come(now_ns, rest_ns), most = now_ns + BEAT_MS * 1000000ull;
+    return next < most ? next : most;
 }
 
 static void sleep_ns(uint64_t ns)
@@ -592,21 +625,22 @@ static bool look(int which)
 {
     struct pollfd p = {.fd = own, .events = POLLIN};
     pthread_mutex_lock(&lock);
-    uint64_t now = rg_clock_ns(), left = rg_since(now, nothing_until(now, which == SPARE ? SPARE_NS : 0));
-    bool asked = asks;
-    asks = false;
+    uint64_t now = rg_clock_ns(), next = nothing_until(now, which == SPARE ? SPARE_NS : 0);
     pthread_mutex_unlock(&lock);
+    uint64_t left = rg_since(rg_clock_ns(), next);
     struct timespec t = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
     int waited = ppoll(&p, 1, &t, NULL), n = 0;
-    bool none = is_none(waited);
+    bool none = is_none(waited), late = rg_since(next, rg_clock_ns()) > WAIT_LATE_NS;
     if (!none && (waited < 0 || (p.revents & (POLLNVAL | POLLERR))))
         return false;
     pthread_mutex_lock(&lock);
     uint64_t rest_ns = none ? 0 : rg_since(rg_clock_ns(), rests_until_ns);
     if (none)
-        has_seen_nothing(now, now + left, asked);
+        looked_ns = now > looked_ns ? now : looked_ns; /* nothing had come by then */
     else if (!rest_ns) /* else the other one has just looked */
         n = look_what_has_come();
+    if (waited == 0 && left)
+        late_waits = late_waits << 1 | late;
     if (!rest_ns)
         rest_ns = n > 0 ? rg_since(rg_clock_ns(), rests_until_ns) : n == 0 && !none && which == SPARE ? SPARE_NS : 0;
     pthread_mutex_unlock(&lock);

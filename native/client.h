@@ -788,7 +788,7 @@ void rg_stay_forget_context(CUcontext context, CUdevice d);
 /* rg_arrivals_told: the program says itself when requests are coming. */
 void rg_arrivals_told(void);
 
-/* rg_arrivals_beat: begins to look where that is of use, in a thread of its own. Agent thread only. rg_arrivals_stop: ends that. */
+/* rg_arrivals_beat: begins to look where that is of use, in two threads of its own. Agent thread only. rg_arrivals_stop: ends that. */
 void rg_arrivals_beat(void);
 void rg_arrivals_stop(void);
 

@@ -443,8 +443,8 @@ void rg_stay_ahead(const rg_track *t, enum rg_kind kind, uint64_t units)
 }
 
 /*
- * Under `taken`; `seen_us`: for how long it is waited for, where it is seen; 0: where its program says so; `there`: the GPU is, behind a request or for one that was announced. What cannot be launched, as while something is captured, was in vain
- * as well: best-effort work stops for it all the same.
+ * Under `taken`; `seen_us`: for how long it is waited for, where it is seen; 0: where its program says so; `there`: the GPU is, behind a request or for
+ * one that was announced. What cannot be launched, as while something is captured, was in vain as well: best-effort work stops for it all the same.
  */
 static bool announced(rg_member *m, uint32_t device, uint32_t seen_us, bool there, uint64_t now_ns)
 {
@@ -464,7 +464,7 @@ static bool announced(rg_member *m, uint32_t device, uint32_t seen_us, bool ther
     else
         launch_in(context, m, device, ANNOUNCED, NULL, us);
     bool stays_there = atomic_load(&rg.stays) >> device & 1;
-    if (!stays_there && atomic_exchange(&stays[device].until_ns, 0))
+    if (!stays_there && atomic_exchange(&stays[device].until_ns, 0) && !there) /* else it has been launched, or ended, just now */
         was_in_vain(device, ANNOUNCED);
     return stays_there;
 }

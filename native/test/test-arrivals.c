@@ -794,6 +794,9 @@ static void beside_many_arrivals(void)
     done();
 }
 
+/* Which of its two threads has found out last what has come, by its number, and is to be late from then on; 1: whichever will; 0: neither is to be. */
+static _Atomic int finder;
+
 /* arrivals.c looks for what has arrived by this, and `waits` as it is about to for as long as it is said to be late. */
 static _Atomic uint64_t found_ns;
 static _Atomic uint32_t looks, looks_too_soon;
@@ -812,7 +815,9 @@ int epoll_wait(int fd, struct epoll_event *events, int most, int timeout)
     uint64_t before = atomic_load(&found_ns);
     looks += before != 0;
     looks_too_soon += before && rg_now_ns() - before < MOST_OF_A_REST_NS;
-    int n = (int)syscall(SYS_epoll_pwait, fd, events, most, timeout, NULL, (size_t)0);
+    int n = (int)syscall(SYS_epoll_pwait, fd, events, most, timeout, NULL, (size_t)0), none = 1;
+    if (n > 0)
+        atomic_compare_exchange_strong(&finder, &none, gettid());
     atomic_store(&found_ns, n > 0 ? rg_now_ns() : 0);
     return n;
 }
@@ -899,9 +904,36 @@ int ppoll(struct pollfd *fds, nfds_t n, const struct timespec *left, const sigse
         atomic_store(&first_is_late, true);
         usleep(100);
     }
+    while (atomic_load(&finder) == gettid())
+        usleep(100);
     if (found == 0 && atomic_load(&short_waits_end_late) && left->tv_sec == 0 && left->tv_nsec < 1000000)
         usleep(200);
     return found;
+}
+
+static void while_the_finder_is_late(void)
+{
+    enum { MANY = 30 }; /* now and then the other one happens to look by itself */
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    until_one_is_foreseen(c);
+    int in_a_row = 0;
+    for (int i = 0; i < 1000 && in_a_row < MANY; i++) {
+        uint64_t before = foreseen();
+        atomic_store(&finder, 1);
+        send_one(c);
+        WAIT_FOR(atomic_load(&finder) > 1);
+        receive_one(c);
+        usleep(10000);
+        in_a_row = foreseen() > before ? in_a_row + 1 : 0;
+        request();
+        usleep(2000);
+        atomic_store(&finder, 0);
+        beat();
+    }
+    CHECK_EQUAL(in_a_row, MANY);
+    done();
 }
 
 /*
@@ -1010,6 +1042,7 @@ int main(int argc, char **argv)
     RUN(what_is_seen_once_a_request_is_over);
     RUN(foresees_what_is_read_first);
     RUN(while_the_first_is_late);
+    RUN(while_the_finder_is_late);
     RUN(sooner_where_processors_are_late);
     RUN(has_streams_stop);
     RUN(has_none_go_on_between_two);
