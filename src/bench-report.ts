@@ -7,7 +7,7 @@
 
 import { z } from "zod";
 import type { Failure, Found, Load, Timing } from "./bench-jobs.ts";
-import { ALONE, type Interval, type Row, type Solo, type Spread, rowsOf } from "./bench-stats.ts";
+import { ALONE, type Interval, type Row, type Solo, type Spread, lateAlone, rowsOf } from "./bench-stats.ts";
 import type { Policy } from "./config.ts";
 import type { Device } from "./device.ts";
 import { RigelError } from "./errors.ts";
@@ -60,7 +60,7 @@ export interface BenchDocument extends BenchResult {
 export function documentOf(result: BenchResult): BenchDocument {
   const gpu_ms = new Map(result.gpu_times.flatMap(({ pairs, gpu_ms: ms }) => pairs.map((pair) => [pair, ms] as const)));
   const rows = rowsOf(result.measurements, gpu_ms);
-  const notes = [...result.notes, ...queueNotes(rows, result.options)];
+  const notes = [...result.notes, ...queueNotes(rows, result.options), ...hostNotes(result.measurements)];
   return { schema: 2, simulated: result.device.simulated, rows, ...result, notes };
 }
 
@@ -72,6 +72,17 @@ function queueNotes(rows: readonly Row[], { rate_per_s, arrivals }: Load): strin
   return [
     "requests queue up, taking longer than the time between them, so that how late they are depends on the duration: " +
       late.map((row) => `${row.pair}, ${wayOf(row)}`).join("; "),
+  ];
+}
+
+/** Where processors were late: then p99 over alone is chance, and more requests come unforeseen (docs/experiments.md, processors that are late). */
+function hostNotes(measurements: BenchResult["measurements"]): string[] {
+  const late = lateAlone(measurements);
+  if (late.length === 0) return [];
+  return [
+    "the host was late: with nothing beside them, requests whose time is the GPU's took 0.3 ms longer than half of them do, " +
+      "so that p99 over alone is the host's as well; measure on another one, or when it is quiet: " +
+      late.map(({ pair, late: some, requests }) => `${pair}, ${some} of ${requests}`).join("; "),
   ];
 }
 

@@ -486,6 +486,38 @@ function tookBy(measurements: readonly Measurement[]): { atOnce: number[]; apart
   return { atOnce: atOnce.toSorted((a, b) => a - b), apart: apart.toSorted((a, b) => a - b) };
 }
 
+/** Requests alone, of one pair and method, and how many of them were late. */
+export interface LateAlone {
+  pair: string;
+  requests: number;
+  late: number;
+}
+
+/** More than the GPU's own ups and downs. */
+const HOST_ms = 0.3;
+/** Of 59 pairs that were measured on H200s, the six of a host known to be late had 0.0058 to 0.0305; of the others one had 0.0139, the rest up to 0.0046. */
+const LATE_PART = 0.005;
+
+/**
+ * Where the host was late: pairs whose requests alone are mostly the GPU's, by the part that they waited for it, and of which more than LATE_PART
+ * took HOST_ms longer than the median from their first call on, and SOME or more. What delays these is neither sharing nor the GPU.
+ */
+export function lateAlone(measurements: readonly Measurement[]): LateAlone[] {
+  const alone = measurements.filter(({ way }) => way === ALONE);
+  return [...Map.groupBy(alone, ({ pair, method }) => JSON.stringify([pair, method])).values()].flatMap((group) => {
+    const waits = group.flatMap((one) => one.waits ?? []);
+    const took_ms = ascending(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms));
+    const parts = ascending(waits.map(({ worked_ms, waited_ms }) => waited_ms / (worked_ms + waited_ms)));
+    const [first] = group;
+    if (!first || took_ms.length === 0 || !(quantile(parts, 0.5) >= 0.5)) return [];
+    const limit_ms = quantile(took_ms, 0.5) + HOST_ms;
+    const late = took_ms.filter((ms) => ms > limit_ms).length;
+    return late >= SOME && late > LATE_PART * took_ms.length
+      ? [{ pair: first.pair, requests: took_ms.length, late }]
+      : [];
+  });
+}
+
 interface Round {
   measurements: readonly Measurement[];
   latency: Latency | undefined;

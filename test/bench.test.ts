@@ -281,6 +281,27 @@ describe("statistics", () => {
     expect(shown(one("alone", 0, 999, 50)).join("\n")).not.toContain("queue up");
   });
 
+  test("a host that is late is told by the requests alone, where their time is the GPU's", () => {
+    const of = (way: string, waited_ms: number, worked_ms: number, late: number, all = 500): Measurement => ({
+      ...one(way, 0, 5),
+      waits: [
+        ...Array.from({ length: all - late }, () => ({ client: 0, worked_ms, waited_ms })),
+        ...Array.from({ length: late }, () => ({ client: 0, worked_ms: worked_ms + 0.4, waited_ms })),
+      ],
+    });
+    for (const text of shown(of("alone", 1.1, 0.1, 5)))
+      expect(text).toMatch(/the host was late: .*measure on another one.*: p, 5 of 500\b/);
+    const quiet = [
+      of("alone", 1.1, 0.1, 4),
+      of("alone", 1.1, 0.1, 10, 2000),
+      // Most of the request is the host's, as of those without a CUDA graph.
+      of("alone", 0.5, 4, 50),
+      of("alone", 0, 0, 0),
+    ];
+    for (const alone of quiet) expect(shown(alone, of("rigel slo", 1.1, 0.1, 50)).join("\n")).not.toContain("was late");
+    expect(shown(one("alone", 0, 5)).join("\n")).not.toContain("was late");
+  });
+
   test("median and spread", () => {
     expect(median([3, 1, 2])).toBe(2);
     expect(median([4, 1, 2, 3])).toBe(2.5);
