@@ -250,6 +250,15 @@ static void foresees_what_has_come_before_another_began(void)
     done();
 }
 
+/*
+ * How many tries have done it, of which nearly all have to: one that has not, as where the machine is late, takes back three. Where every other one
+ * fails, to get to ten so is as unlikely as ten in a row.
+ */
+static int more_of(int nearly_all, bool did)
+{
+    return did ? nearly_all + 1 : nearly_all > 3 ? nearly_all - 3 : 0;
+}
+
 /* What is left over, which the program does not read before the next one, is none that has come: each is foreseen, and nothing else. */
 static void foresees_where_something_is_left_unread(void)
 {
@@ -258,8 +267,8 @@ static void foresees_where_something_is_left_unread(void)
     connection c = a_pipe();
     beat();
     send_one(c);
-    int in_a_row = 0;
-    for (int i = 0; i < 800 && in_a_row < MANY; i++) {
+    int nearly_all = 0;
+    for (int i = 0; i < 800 && nearly_all < MANY; i++) {
         uint64_t before = foreseen();
         send_one(c);
         receive_one(c);
@@ -269,10 +278,10 @@ static void foresees_where_something_is_left_unread(void)
         before = foreseen();
         CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
         usleep(60000); /* for longer than another one would be waited for */
-        in_a_row = only && foreseen() == before ? in_a_row + 1 : 0;
+        nearly_all = more_of(nearly_all, only && foreseen() == before);
         beat();
     }
-    CHECK_EQUAL(in_a_row, MANY);
+    CHECK_EQUAL(nearly_all, MANY);
     done();
 }
 
@@ -286,8 +295,8 @@ static void beside_what_is_read_later(bool amid)
     become_a_server();
     connection c = a_pipe();
     beat();
-    int in_a_row = 0;
-    for (int i = 0; i < 800 && in_a_row < MANY; i++) {
+    int nearly_all = 0;
+    for (int i = 0; i < 800 && nearly_all < MANY; i++) {
         bool soon = i % 3 == 0; /* else so late that another one would not be waited for any more */
         usleep(soon ? 5000 : 60000);
         uint64_t before = foreseen();
@@ -297,7 +306,7 @@ static void beside_what_is_read_later(bool amid)
         receive_one(c);
         usleep(soon ? 11000 : 10000); /* so that it is not decided by the machine's being late */
         if (soon)
-            in_a_row = foreseen() > before ? in_a_row + 1 : 0;
+            nearly_all = more_of(nearly_all, foreseen() > before);
         launch(spin, NULL, 5000000);
         if (amid)
             send_one(c);
@@ -305,7 +314,7 @@ static void beside_what_is_read_later(bool amid)
         receive_one(c);
         beat();
     }
-    CHECK_EQUAL(in_a_row, MANY);
+    CHECK_EQUAL(nearly_all, MANY);
     done();
 }
 static void foresees_beside_what_is_read_later(void)
@@ -900,6 +909,12 @@ int ppoll(struct pollfd *fds, nfds_t n, const struct timespec *left, const sigse
     struct timespec t = *left; /* the kernel writes what is left of it there */
     prctl(PR_GET_NAME, name);
     int found = (int)syscall(SYS_ppoll, fds, n, &t, mask, (size_t)8);
+    int whose = atomic_load(&finder);
+    if (found > 0 && whose && whose != gettid() && strcmp(name, "rigel-arrivals2") == 0) {
+        while (atomic_load(&finder) == 1)
+            usleep(100);
+        found = (int)syscall(SYS_ppoll, fds, n, &t, mask, (size_t)8); /* as where it finds nothing left when it wakes up */
+    }
     while (found > 0 && atomic_load(&first_is_to_be_late) && strcmp(name, "rigel-arrivals") == 0) {
         atomic_store(&first_is_late, true);
         usleep(100);
@@ -909,31 +924,6 @@ int ppoll(struct pollfd *fds, nfds_t n, const struct timespec *left, const sigse
     if (found == 0 && atomic_load(&short_waits_end_late) && left->tv_sec == 0 && left->tv_nsec < 1000000)
         usleep(200);
     return found;
-}
-
-static void while_the_finder_is_late(void)
-{
-    enum { MANY = 12 }; /* now and then the other one happens to look by itself */
-    become_a_server();
-    connection c = a_pipe();
-    beat();
-    until_one_is_foreseen(c);
-    int in_a_row = 0;
-    for (int i = 0; i < 1000 && in_a_row < MANY; i++) {
-        uint64_t before = foreseen();
-        atomic_store(&finder, 1);
-        send_one(c);
-        WAIT_FOR(atomic_load(&finder) > 1);
-        receive_one(c);
-        usleep(10000);
-        in_a_row = foreseen() > before ? in_a_row + 1 : 0;
-        request();
-        usleep(2000);
-        atomic_store(&finder, 0);
-        beat();
-    }
-    CHECK_EQUAL(in_a_row, MANY);
-    done();
 }
 
 /*
@@ -964,7 +954,7 @@ static void sooner_where_processors_are_late(void)
     done();
 }
 
-/* Then the other one does what there is to do. */
+/* Where the first one is late to run once something has come, the other one does what there is to do. */
 static void while_the_first_is_late(void)
 {
     enum { MANY = 10 };
@@ -989,6 +979,35 @@ static void while_the_first_is_late(void)
     CHECK_EQUAL(did, MANY);
     done();
 }
+
+/* Nor has the one that has seen it come to be there when it is due; the other one was too late for it, and sleeps on. */
+static void while_the_finder_is_late(void)
+{
+    enum { MANY = 12 };
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    until_one_is_foreseen(c);
+    int nearly_all = 0;
+    for (int i = 0; i < 1500 && nearly_all < MANY; i++) {
+        bool counts = i % 3 == 2; /* and begins 1.2 ms after it is due, not 0.2 as the others: the machine may be late, too */
+        uint64_t before = foreseen();
+        atomic_store(&finder, 1);
+        send_one(c);
+        WAIT_FOR(atomic_load(&finder) > 1);
+        receive_one(c);
+        usleep(counts ? 11000 : 10000);
+        if (counts)
+            nearly_all = more_of(nearly_all, foreseen() > before);
+        request();
+        usleep(2000);
+        atomic_store(&finder, 0);
+        beat();
+    }
+    CHECK_EQUAL(nearly_all, MANY);
+    done();
+}
+
 /* It rests after each look that has found something, also amid a request, whose end is looked for meanwhile: a flood takes no processor. */
 static void rests_in_a_flood(void)
 {
