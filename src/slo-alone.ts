@@ -46,7 +46,7 @@ const QUANTILES = [
 const KEEPS = 15;
 /** Requests that wait for the GPU for more than this part of their time are slowed by all that runs beside them. */
 const BOUND = 0.5;
-/** So few requests show that they take so many times as long as alone. */
+/** So few requests show that they take so many times as long as alone, or that most take longer than a target in milliseconds. */
 const FEW = 5;
 export const FAR_OVER = 1.5;
 /** What requests leave of the time is at least this part of it. */
@@ -244,8 +244,10 @@ export class RequestsAlone {
    */
   verdict({ pool, tellsP99 }: Known, delayed: Delay | undefined, other?: Known): Verdict {
     if ("p99_ms" in this.#target) {
-      if (pool.count < ENOUGH) return "unknown";
       const { p99_ms } = this.#target;
+      // Chance does not have most of them beyond what one in a hundred may take.
+      const mostAreLong = pool.count >= FEW && pool.quantile_ms(0.5) > p99_ms;
+      if (pool.count < ENOUGH) return mostAreLong ? "over" : "unknown";
       if (pool.quantile_ms(tellsP99 ? 0.99 : 1 - 2 / pool.count) > p99_ms) return "over";
       if (tellsP99 || !other) return "within";
       const [, longer = 1] = QUARTILES.map(

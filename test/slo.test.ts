@@ -408,6 +408,19 @@ describe("the controller", () => {
     expect(run({ p99_over_alone: 1.05 }, 40, alone).controller.unreachable).toBe(false);
   });
 
+  test("says so of requests that are few, most of which take longer than a target in milliseconds", () => {
+    const seldom = world(gpuBound, { rate_per_s: 0.5 });
+    const { unreachable, reachable, verdict } = run({ p99_ms: 1 }, 120, seldom).controller.summary();
+    expect({ unreachable, verdict }).toEqual({ unreachable: true, verdict: "over" });
+    expect(reachable).toBeGreaterThan(2.9);
+    // Of five of which two take longer nothing is known.
+    const few = [1, 1, 1, 3, 3];
+    expect(judged(2, few)).toBe("unknown");
+    expect(judged(2, [...few, 3, 3])).toBe("over");
+    expect(judged(2, [3, 3, 3, 3])).toBe("unknown");
+    expect(run({ p99_ms: 8 }, 120, seldom).controller.summary().verdict).toBe("unknown");
+  });
+
   test("where suspension misses the target, short slices are tried, and kept if they are better", () => {
     const better = run({ p99_over_alone: 1.05 }, 80, world(sliced({ 50: 1.03, 200: 1.2, 500: 1.4, 2000: 2 }, 1.1)));
     expect(better.controller.summary().settings).toEqual({ ...LATE, suspend: 0 });
