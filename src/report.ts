@@ -13,7 +13,7 @@ import { sizeText } from "./memory.ts";
 import { type Match, matchLines } from "./match.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
-import { changesText, digits, missedText, settingsText, shareText, targetText, throughput } from "./show.ts";
+import { changesText, digits, endText, settingsText, shareText, targetText, throughput } from "./show.ts";
 import type { SloReport } from "./slo-loop.ts";
 import { type Measured, round } from "./stats.ts";
 
@@ -297,8 +297,9 @@ function latencies({ requests, p50_ms, p99_ms }: SloReport["now"]): string {
 /** What the control loop aimed at, and where it stands. */
 function sloLines(slo: SloOutcome): string[] {
   const { target, alone, now, over_alone, settings, held_s } = slo;
+  const end = endText(slo);
   return [
-    `slo: target p99 ${targetText(target)}${slo.missed ? `, ${missedText(slo)}` : slo.missed === null ? ", too few requests to tell" : ""}`,
+    `slo: target p99 ${targetText(target)}${end && `, ${end}`}`,
     ...(alone.requests > 0
       ? [`     alone: ${latencies(alone)}, best-effort held for ${held_s.toFixed(1)} s to learn it`]
       : []),

@@ -132,6 +132,11 @@ export function isMissed(found: Pick<Found, "unreachable" | "verdict" | "over_al
   return isTold(found) ? false : null;
 }
 
+/** What there is to say of a target at the end: that it was missed, or that nobody knows; empty where it was met. */
+export function endText(found: Found): string {
+  return isMissed(found) === null ? "too few requests to tell" : missedText(found);
+}
+
 /** That a target is not reached, and what is; empty where it is. */
 export function missedText(found: Found): string {
   const { target, unreachable, reachable, percentile, now } = found;

@@ -4,7 +4,7 @@
 
 import { basename } from "node:path";
 import { aligned } from "./report.ts";
-import { changesText, digits, isMissed, missedText, settingsText, targetText } from "./show.ts";
+import { changesText, digits, endText, settingsText, targetText } from "./show.ts";
 import type { Point, PredictedClient, PredictedWay, Prediction } from "./simulate.ts";
 
 export function predictionText(prediction: Prediction): string {
@@ -170,12 +170,11 @@ function sloLines(points: readonly Point[]): string[] {
   return points.flatMap(({ ways }) =>
     ways.flatMap(({ way, slo }) => {
       if (!slo) return [];
-      const reached = isMissed(slo) ? [missedText(slo)] : [];
       const told = [
         `target p99 ${targetText(slo.target)}, at the end ${settingsText(slo.settings)}, ${changesText(slo)}`,
-        ...reached,
+        endText(slo),
       ];
-      return ["", `${way}: ${told.join("; ")}`];
+      return ["", `${way}: ${told.filter(Boolean).join("; ")}`];
     }),
   );
 }
