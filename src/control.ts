@@ -9,7 +9,7 @@ import { z } from "zod";
 import { POLICIES, type Policy, policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import { quoted } from "./log.ts";
-import { limit_bytes, memoryProblem, memoryText, sizeText } from "./memory.ts";
+import { limit_bytes, memoryProblem, memoryText, noRoom, sizeText } from "./memory.ts";
 import type { Native } from "./native.ts";
 import { noEffectNow, noWeight, policySettings, readBy, targetOf } from "./policy.ts";
 import { fields, parse } from "./schema.ts";
@@ -147,6 +147,7 @@ export function changeClient({ segment, name, slots }: Target, change: ClientCha
     ...(typeof inBytes === "number" && used_bytes > inBytes
       ? [`${name}: has ${sizeText(used_bytes)} already, which it keeps; it gets no more until it is below the limit`]
       : []),
+    ...(typeof inBytes === "number" ? noRoom(name, inBytes) : []),
   ];
   return { segment: segment.id, client: name, text, notes };
 }

@@ -53,6 +53,15 @@ export function sizeText(bytes: number): string {
  */
 const SMALL_bytes = 64 * 2 ** 20;
 
+/** That a limit is less than programs can work with; empty where it is not. */
+export function noRoom(name: string, memory_bytes: number): string[] {
+  if (memory_bytes >= SMALL_bytes) return [];
+  return [
+    `${name}: a memory limit of ${sizeText(memory_bytes)} leaves CUDA libraries no room to work; most programs need ` +
+      `${sizeText(SMALL_bytes)} or more (what a context takes for itself does not count)`,
+  ];
+}
+
 interface Limited {
   name: string;
   devices: readonly { name: string; uuid: string; memory_bytes: number }[];
@@ -66,11 +75,7 @@ export function notesOnLimits(clients: readonly Limited[]): string[] {
   for (const { name, devices, memory_bytes } of clients) {
     if (memory_bytes === undefined) continue;
     const all_bytes = devices.reduce((sum_bytes, device) => sum_bytes + device.memory_bytes, 0);
-    if (memory_bytes < SMALL_bytes)
-      notes.push(
-        `${name}: a memory limit of ${sizeText(memory_bytes)} leaves CUDA libraries no room to work; most programs need ` +
-          `${sizeText(SMALL_bytes)} or more (what a context takes for itself does not count)`,
-      );
+    notes.push(...noRoom(name, memory_bytes));
     if (memory_bytes > all_bytes)
       notes.push(
         `${name}: its memory limit of ${sizeText(memory_bytes)} has no effect: ` +

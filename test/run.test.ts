@@ -935,7 +935,8 @@ describe("running clients", () => {
     await using train = place.start(["run", ...options, "--", replay, "--profile", profile]);
     await until(async () => (((await client())?.memory.used_bytes ?? 0) > 1 ? true : undefined));
     const set = await rigel("set", "train", "memory=1");
-    expect(set.stderr).toMatch(/^rigel: note: train: has \S+ \w+ already, which it keeps; it gets no more until/);
+    expect(set.stderr).toMatch(/^rigel: note: train: has \S+ \w+ already, which it keeps; it gets no more until/m);
+    expect(set.stderr).toMatch(/^rigel: note: train: a memory limit of 1 B leaves CUDA libraries no room to work; /m);
     expect((await rigel("set", "train", "memory=1GiB")).stderr).toBe("");
     train.kill("SIGTERM");
     await train.exited;
