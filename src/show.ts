@@ -5,7 +5,7 @@
  */
 
 import { inPolicy } from "./policy.ts";
-import type { Target } from "./slo-alone.ts";
+import { FAR_OVER, type Target } from "./slo-alone.ts";
 import type { Settings } from "./slo-rungs.ts";
 import { type Controller, isTold, type Move, type Second } from "./slo.ts";
 import type { ClientStats, Measured, Stats } from "./stats.ts";
@@ -127,14 +127,21 @@ type Found = Pick<
 >;
 
 /** Whether requests were seen not to be within the target at the end. Null: too little is known of them. */
-export function isMissed(found: Pick<Found, "unreachable" | "verdict" | "over_alone">): boolean | null {
-  if (found.unreachable || found.verdict === "over") return true;
-  return isTold(found) ? false : null;
+export function isMissed(
+  found: Pick<Found, "unreachable" | "verdict" | "over_alone" | "target" | "reachable">,
+): boolean | null {
+  const { unreachable, verdict, target, reachable } = found;
+  if (unreachable || verdict === "over") return true;
+  // Some are far over the target, though too few are known to say so; what is less than that is as often chance.
+  const isBeyond = "p99_over_alone" in target && (reachable ?? 0) > Math.max(FAR_OVER, target.p99_over_alone);
+  return !isTold(found) || (verdict === "unknown" && isBeyond) ? null : false;
 }
 
 /** What there is to say of a target at the end: that it was missed, or that nobody knows; empty where it was met. */
 export function endText(found: Found): string {
-  return isMissed(found) === null ? "too few requests to tell" : missedText(found);
+  if (isMissed(found) !== null) return missedText(found);
+  const { over_alone, percentile, reachable } = found;
+  return `${over_alone ? `p${percentile} was ${digits(reachable)} of alone, of ` : ""}too few requests to tell`;
 }
 
 /** That a target is not reached, and what is; empty where it is. */

@@ -4,7 +4,7 @@
  */
 
 import { describe, expect, test } from "bun:test";
-import { isMissed, missedText } from "../src/show.ts";
+import { endText, isMissed, missedText } from "../src/show.ts";
 import type { Wait } from "../src/slo-delay.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import { histogramOf, random } from "./histograms.ts";
@@ -146,10 +146,21 @@ describe("what was found", () => {
     expect(found).toMatchObject({ verdict: "over", unreachable: false });
     expect(isMissed(found)).toBe(true);
     expect(missedText(found)).toMatch(/^missed: p\d+ was 1\.\d+ of alone at the end$/);
-    expect(isMissed({ unreachable: true, verdict: "unknown", over_alone: null })).toBe(true);
-    expect(isMissed({ unreachable: false, verdict: "within", over_alone: null })).toBe(false);
-    expect(isMissed({ unreachable: false, verdict: "unknown", over_alone })).toBe(false);
-    expect(isMissed({ unreachable: false, verdict: "unknown", over_alone: null })).toBeNull();
+    const unknown = { ...found, verdict: "unknown", over_alone: null } as const;
+    expect(isMissed({ ...unknown, unreachable: true })).toBe(true);
+    expect(isMissed({ ...unknown, verdict: "within" })).toBe(false);
+    expect(isMissed({ ...unknown, over_alone, reachable: 1.05 })).toBe(false);
+    expect(isMissed(unknown)).toBeNull();
+  });
+
+  test("is neither a miss nor met where some requests are far over the target, too few to be sure", () => {
+    const { controller } = serve(60, program, 7);
+    const found = { ...controller.found(), verdict: "unknown", percentile: 95, reachable: 3.919 } as const;
+    expect(isMissed(found)).toBeNull();
+    expect(missedText(found)).toBe("");
+    expect(endText(found)).toBe("p95 was 3.92 of alone, of too few requests to tell");
+    expect(endText({ ...found, over_alone: null })).toBe("too few requests to tell");
+    expect(endText({ ...found, reachable: 1.09 })).toBe("");
   });
 
   test("no window is held for a program that ended while it warmed up", () => {
