@@ -28,7 +28,7 @@ import { printable, progress, quoted } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
 import { PART, checkApart, checkOutput, whyNot, writeOutput } from "./output.ts";
-import { removeIfPossible, statAt } from "./path.ts";
+import { folderProblem, removeIfPossible, statAt } from "./path.ts";
 import { type Plan, plan, simulationFolder, simulationState } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
@@ -152,6 +152,8 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   const outputs = [status, { option: "--html", file: flags.html }, { option: "--trace", file: flags.trace }];
   await checkApart(outputs, [file]);
   const native = await Native.load();
+  const problem = flags.base === undefined ? undefined : folderProblem(flags.base);
+  if (problem) throw new RigelError("command", `--base: ${problem}, got ${flags.base || '""'}`);
   const base = flags.base === undefined ? undefined : resolve(flags.base);
   const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json"), base), flags);
   const read = filesRead(config);

@@ -67,6 +67,7 @@ describe.concurrent("what cannot be, as a part of it is no folder, is said befor
     ["launch config.json --html new/", "--html: new/: cannot be written (ENOENT: no such file or directory"],
     ["launch config.json --segment config.json", "no segment file can be created in "],
     ["launch config.json --segment ", 'no segment file can be created in "" (ENOENT'],
+    ["launch config.json --base new", "--base: expected a folder that exists, got new"],
     ["ps --segment ", '--segment: expected a folder that exists, got ""'],
     ["hangs --segment ", '--segment: expected a segment file, or the folder of those, got ""'],
     ["launch config.json --segment config.json --dry-run", "no segment file can be created in "],
