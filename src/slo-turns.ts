@@ -141,17 +141,18 @@ export class TurnsGain {
 }
 
 export class Turns {
-  /** Who takes part: launched something in its last turn, or since. In the order of their turns. */
+  /** Who takes part: launched something in its last turn, or since. In the order of their turns: the first one has its own now. */
   #order: string[] = [];
-  #current: string | undefined;
   #ticks = 0;
   #quiet = 0;
-  #hasLaunched = false;
+  /** Those that have the GPU in this turn: for how many ticks, and who has launched something. */
+  readonly #had = new Map<string, number>();
+  readonly #launched = new Set<string>();
 
   /** Nobody takes part any more. */
   end(): void {
     this.#order = [];
-    this.#current = undefined;
+    this.#begin();
   }
 
   /**
@@ -160,53 +161,59 @@ export class Turns {
    */
   step(sharers: readonly Sharer[], passed = 1): ReadonlyMap<string, number> {
     const there = new Map(sharers.map((sharer) => [sharer.name, sharer]));
-    const before = this.#from(this.#current);
+    const [first] = this.#order;
     this.#order = this.#order.filter((name) => there.has(name));
     for (const { name, launches } of sharers) if (launches > 0 && !this.#order.includes(name)) this.#order.push(name);
-    if (passed > 0) this.#pass(there.get(this.#current ?? "")?.launches ?? 0, passed);
     // Who has gone leaves its turn to the next.
-    if (!this.#order.includes(this.#current ?? ""))
-      this.#begin(before.find((name) => there.has(name)) ?? this.#order[0]);
+    if (this.#order[0] !== first) this.#begin();
+    else if (passed > 0) this.#pass(there, passed);
     return this.#waiting(there);
   }
 
-  /** Ticks of a turn in which its client launched so much. */
-  #pass(launches: number, ticks: number): void {
-    const at = this.#order.indexOf(this.#current ?? "");
-    if (at < 0) return;
+  /** Ticks of a turn. At its end all that had the GPU come after those that waited: in turns of one on another GPU they have had theirs, too. */
+  #pass(there: ReadonlyMap<string, Sharer>, ticks: number): void {
+    const having = havingOf(this.#order, there);
+    for (const name of having) {
+      this.#had.set(name, (this.#had.get(name) ?? 0) + ticks);
+      if ((there.get(name)?.launches ?? 0) > 0) this.#launched.add(name);
+    }
     this.#ticks += ticks;
-    this.#quiet = launches > 0 ? 0 : this.#quiet + ticks;
-    this.#hasLaunched ||= launches > 0;
+    this.#quiet = (there.get(this.#order[0] ?? "")?.launches ?? 0) > 0 ? 0 : this.#quiet + ticks;
     if (this.#ticks < TURN_TICKS && this.#quiet < QUIET_TICKS) return;
-    const next = this.#order[(at + 1) % this.#order.length];
-    if (!this.#hasLaunched) this.#order.splice(at, 1);
-    this.#begin(next);
+    const takesPart = (name: string): boolean => this.#launched.has(name) || (this.#had.get(name) ?? 0) < QUIET_TICKS;
+    this.#order = [
+      ...this.#order.filter((name) => !having.has(name)),
+      ...this.#order.filter((name) => having.has(name) && takesPart(name)),
+    ];
+    this.#begin();
   }
 
-  #begin(name: string | undefined): void {
-    this.#current = name;
+  #begin(): void {
     this.#ticks = 0;
     this.#quiet = 0;
-    this.#hasLaunched = false;
+    this.#had.clear();
+    this.#launched.clear();
   }
 
-  /** All that take part, in the order of their turns, from this one on. */
-  #from(name: string | undefined): string[] {
-    const at = Math.max(0, this.#order.indexOf(name ?? ""));
-    return [...this.#order.slice(at), ...this.#order.slice(0, at)];
-  }
-
-  /** Those whose GPUs others have; from the one whose turn it is on whoever is on other GPUs than those before has its turn as well. */
   #waiting(there: ReadonlyMap<string, Sharer>): Map<string, number> {
-    const waiting = new Map<string, number>();
+    const having = havingOf(this.#order, there);
+    const waiting = this.#order.filter((name) => !having.has(name));
+    const next = havingOf([...waiting, ...having], there);
     const left = TURN_TICKS - this.#ticks;
-    let taken = 0;
-    for (const [place, name] of this.#from(this.#current).entries()) {
-      const devices = there.get(name)?.devices ?? 0;
-      // Who comes next begins by itself; others are told again before that.
-      if ((taken & devices) !== 0) waiting.set(name, place === 1 ? left : left + 1);
-      else taken |= devices;
-    }
-    return waiting;
+    // Who comes next begins by itself; others are told again before that.
+    return new Map(waiting.map((name) => [name, next.has(name) ? left : left + 1]));
   }
+}
+
+/** Those that have the GPU in a turn: the first one, and then whoever is on other GPUs than those before. */
+function havingOf(order: readonly string[], there: ReadonlyMap<string, Sharer>): Set<string> {
+  const having = new Set<string>();
+  let taken = 0;
+  for (const name of order) {
+    const devices = there.get(name)?.devices ?? 0;
+    if ((taken & devices) !== 0) continue;
+    taken |= devices;
+    having.add(name);
+  }
+  return having;
 }

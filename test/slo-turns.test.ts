@@ -42,6 +42,13 @@ function runs(of: readonly string[]): [string, number][] {
   return found;
 }
 
+/** What part of a minute each has its GPUs, in hundredths; those that are idle launch something at first. */
+function parts(devices: Readonly<Record<string, number>>, isIdle = (_name: string): boolean => false): unknown {
+  const turns = turnsOf(600, devices, { isIdle: (name, tick) => tick > 0 && isIdle(name) });
+  const having = (name: string): number => turns.filter((one) => one.split("+").includes(name)).length / 600;
+  return Object.fromEntries(Object.keys(devices).map((name) => [name, Math.round(100 * having(name))]));
+}
+
 /** c comes, and a goes. */
 const comesOrGoes = (name: string, tick: number): boolean =>
   name === "c" ? tick >= 5 : name === "a" ? tick < 24 : true;
@@ -113,8 +120,17 @@ describe("best-effort clients in turns", () => {
 
   test("on different GPUs they have them at the same time", () => {
     // b is on both, as the ranks of one client are.
-    expect(runs(turnsOf(40, { a: 0b01, b: 0b11, c: 0b10 })).map(([name]) => name)).toEqual(["a+c", "b", "a+c"]);
+    expect(runs(turnsOf(40, { a: 0b01, b: 0b11, c: 0b10 })).map(([name]) => name)).toEqual(["a+c", "b", "a+c", "b"]);
     expect(runs(turnsOf(40, { a: 0b01, b: 0b10 }))).toEqual([["a+b", 40]]);
+  });
+
+  test("on several GPUs each has as much of its own as the others there, in whichever order they have come", () => {
+    expect(parts({ a: 0b01, b: 0b01, c: 0b10, d: 0b10 })).toEqual({ a: 50, b: 50, c: 50, d: 50 });
+    expect(parts({ a: 0b01, b: 0b01, c: 0b10, d: 0b10, e: 0b10 })).toEqual({ a: 50, b: 50, c: 33, d: 33, e: 33 });
+    expect(parts({ a: 0b01, b: 0b11, c: 0b10, d: 0b10 })).toEqual({ a: 67, b: 33, c: 33, d: 33 });
+    // Nor does one wait for another that launches nothing, though that never comes first.
+    const idle = parts({ a: 0b01, b: 0b01, c: 0b10, d: 0b10 }, (name) => name === "c");
+    expect(idle).toMatchObject({ a: 50, b: 50, d: 98 });
   });
 
   test("how many are on one GPU", () => {
