@@ -24,6 +24,7 @@ const HOLD_ms = HOLD_S * 1000;
 /** What a slot had counted by the last tick. */
 interface Before {
   pid: number;
+  class: Slot["class"];
   durations: Histogram | undefined;
   /** Requests that the program has ended itself. */
   own: number | undefined;
@@ -312,6 +313,9 @@ export class SloLoop {
       // Of high ones, too: who becomes best-effort goes on counting where it was.
       const launched = Math.max(0, work.launches - before.launches);
       before.launches = work.launches;
+      // What it was at before, which is none of high clients' requests, counts in the same place.
+      const isNew = before.class !== kind;
+      before.class = kind;
       if (kind === "high") {
         if (!slot.finished) {
           high.devices |= work.devices;
@@ -320,17 +324,18 @@ export class SloLoop {
         if (!slot.finished && slot.launched)
           measured.push(`${slot.pid} ${this.#segment.reports(slot) ? "reports" : "busy"}`);
         const durations = this.#segment.durations(slot);
-        const more = before.durations ? durations.combined(before.durations, -1) : durations;
+        const since = isNew ? durations : before.durations;
+        const more = since ? durations.combined(since, -1) : durations;
         before.durations = durations;
-        const { waited, latest } = this.#segment.waits(slot, before.waited);
+        const { waited, latest } = this.#segment.waits(slot, isNew ? undefined : before.waited);
         before.waited = waited;
         for (const wait of latest) waits.push(wait);
         // Of a program that ends its requests itself the others are pauses in the middle of one.
         const { own, byAgent } = this.#segment.ended(slot);
         const pauses = !this.#segment.reports(slot) && byAgent <= PAUSES_MOST * own;
-        came += pauses ? Math.max(0, own - (before.own ?? own)) : more.isCount ? more.total : 0;
+        came += pauses ? Math.max(0, own - ((isNew ? undefined : before.own) ?? own)) : more.isCount ? more.total : 0;
         before.own = own;
-        // A program that begins to report its own latencies changes what is counted: that tick is left out.
+        // A program that begins to report its own latencies, or becomes a high client, changes what is counted: that tick is left out.
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
       } else {
         // Of those that have ended, too: who comes after one goes on counting where it was.
@@ -402,6 +407,7 @@ export class SloLoop {
     if (!known || known.pid !== slot.pid) {
       known = {
         pid: slot.pid,
+        class: known?.class ?? slot.class,
         durations: known?.durations,
         own: known?.own,
         waited: known?.waited,

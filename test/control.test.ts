@@ -284,6 +284,50 @@ test("what a client launched before it became best-effort is none of what best-e
   segment.remove();
 });
 
+/** What a loop is told at each tick of the requests of one client, whose slot is written to before that; of a histogram the first bucket. */
+function toldOfSlot(ticks: readonly Readonly<Record<string, number>>[]): { requests: number; measured: string }[] {
+  const { clients } = z
+    .object({
+      clients: z.object({ offset: z.int(), fields: z.record(z.string(), z.object({ offset: z.int() })) }),
+    })
+    .parse(JSON.parse(native.layout));
+  const segment = underSlo();
+  const write = (values: Readonly<Record<string, number>>): void => {
+    const file = openSync(segment.path, "r+");
+    for (const [name, value] of Object.entries(values))
+      writeSync(file, Uint32Array.of(value), 0, 4, clients.offset + (clients.fields[name]?.offset ?? Number.NaN));
+    closeSync(file);
+  };
+  write({ state: 2, first_launch_ns: 1, ...ticks[0] });
+  const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
+  using step = spyOn(Controller.prototype, "step");
+  const told = ticks.slice(1).flatMap((values) => {
+    write(values);
+    loop.tick(TICK_S);
+    const [seen] = step.mock.lastCall ?? [];
+    return seen ? [{ requests: seen.requests.total, measured: seen.measured }] : [];
+  });
+  loop.pause();
+  segment.remove();
+  return told;
+}
+
+const HIGH = 1;
+const BEST_EFFORT = 2;
+
+test("busy periods of a client before it became a high one are none of high clients' requests", () => {
+  const told = toldOfSlot([
+    { class: BEST_EFFORT, request_ns: 500 },
+    { request_ns: 600 },
+    { class: HIGH, request_ns: 610 },
+    { request_ns: 617 },
+    { class: BEST_EFFORT, request_ns: 900 },
+    { class: HIGH, request_ns: 1000 },
+    { request_ns: 1003 },
+  ]);
+  expect(told.map(({ requests }) => requests)).toEqual([0, 0, 7, 0, 0, 3]);
+});
+
 test("settings that are only being tried are marked, for clients whose loop dies", () => {
   const segment = underSlo();
   const { control } = z
