@@ -817,9 +817,9 @@ export class Segment {
     return found;
   }
 
-  /** Whether the program reports its own latencies. */
-  reports({ index }: Slot): boolean {
-    return this.#long(index * this.#layout.clients.stride, "reports") > 0;
+  /** How many latencies the program has reported itself, with those of the processes before it in its slot. */
+  reports({ index }: Slot): number {
+    return this.#long(index * this.#layout.clients.stride, "reports");
   }
 
   /** Busy periods so far that the program itself has ended, by a wait or a look; and those at whose end Rigel's agent found it idle. */
@@ -829,10 +829,9 @@ export class Segment {
     return { own: this.#long(base, "requests") - byAgent, byAgent };
   }
 
-  /** Durations of requests so far, cheaply, for the control loop: those that the program reports, else busy periods. */
-  durations({ index }: Slot): Histogram {
-    const base = index * this.#layout.clients.stride;
-    return this.#histogram(base, this.#long(base, "reports") > 0 ? "report_ns" : "request_ns");
+  /** Durations of requests so far, cheaply, for the control loop: those that the program `reports`, or busy periods. */
+  durations({ index }: Slot, reports: boolean): Histogram {
+    return this.#histogram(index * this.#layout.clients.stride, reports ? "report_ns" : "request_ns");
   }
 
   /**

@@ -25,6 +25,10 @@ const HOLD_ms = HOLD_S * 1000;
 interface Before {
   pid: number;
   class: Slot["class"];
+  /** Latencies that the processes before this one reported, which has its counts from where those were. */
+  reports: number;
+  /** `durations` are such. */
+  isReported: boolean;
   durations: Histogram | undefined;
   /** Requests that the program has ended itself. */
   own: number | undefined;
@@ -321,18 +325,20 @@ export class SloLoop {
           high.devices |= work.devices;
           high.names.add(processName(slot));
         }
-        if (!slot.finished && slot.launched)
-          measured.push(`${slot.pid} ${this.#segment.reports(slot) ? "reports" : "busy"}`);
-        const durations = this.#segment.durations(slot);
-        const since = isNew ? durations : before.durations;
+        const reports = this.#segment.reports(slot) > before.reports;
+        if (!slot.finished && slot.launched) measured.push(`${slot.pid} ${reports ? "reports" : "busy"}`);
+        const durations = this.#segment.durations(slot, reports);
+        const isOther = isNew || reports !== before.isReported;
+        const since = isOther ? durations : before.durations;
         const more = since ? durations.combined(since, -1) : durations;
         before.durations = durations;
+        before.isReported = reports;
         const { waited, latest } = this.#segment.waits(slot, isNew ? undefined : before.waited);
         before.waited = waited;
         for (const wait of latest) waits.push(wait);
         // Of a program that ends its requests itself the others are pauses in the middle of one.
         const { own, byAgent } = this.#segment.ended(slot);
-        const pauses = !this.#segment.reports(slot) && byAgent <= PAUSES_MOST * own;
+        const pauses = !reports && byAgent <= PAUSES_MOST * own;
         came += pauses ? Math.max(0, own - ((isNew ? undefined : before.own) ?? own)) : more.isCount ? more.total : 0;
         before.own = own;
         // A program that begins to report its own latencies, or becomes a high client, changes what is counted: that tick is left out.
@@ -408,6 +414,9 @@ export class SloLoop {
       known = {
         pid: slot.pid,
         class: known?.class ?? slot.class,
+        // Of the first one that is seen in a slot it is not known whether another one reported them.
+        reports: known ? this.#segment.reports(slot) : 0,
+        isReported: known?.isReported ?? this.#segment.reports(slot) > 0,
         durations: known?.durations,
         own: known?.own,
         waited: known?.waited,

@@ -328,6 +328,26 @@ test("busy periods of a client before it became a high one are none of high clie
   expect(told.map(({ requests }) => requests)).toEqual([0, 0, 7, 0, 0, 3]);
 });
 
+test("a client's next process is measured by its latencies where it reports some, whatever the one before it did", () => {
+  const told = toldOfSlot([
+    { class: HIGH, pid: 7, request_ns: 50 },
+    { reports: 4, report_ns: 4, request_ns: 60 },
+    { reports: 9, report_ns: 9, request_ns: 75 },
+    { pid: 8, request_ns: 78 },
+    { request_ns: 80 },
+    { reports: 10, report_ns: 10, request_ns: 83 },
+    { reports: 12, report_ns: 12, request_ns: 86 },
+  ]);
+  expect(told).toEqual([
+    { requests: 0, measured: "7 reports" },
+    { requests: 5, measured: "7 reports" },
+    { requests: 0, measured: "8 busy" },
+    { requests: 2, measured: "8 busy" },
+    { requests: 0, measured: "8 reports" },
+    { requests: 2, measured: "8 reports" },
+  ]);
+});
+
 test("settings that are only being tried are marked, for clients whose loop dies", () => {
   const segment = underSlo();
   const { control } = z
