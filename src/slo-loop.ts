@@ -306,6 +306,7 @@ export class SloLoop {
     const clients = new Map<string, Sharer>();
     this.#processOf.clear();
     const high = { devices: 0, names: new Set<string>() };
+    const best: { slot: Slot; work: ReturnType<Segment["work"]>; launched: number }[] = [];
     const measured: string[] = [];
     const waits: Wait[] = [];
     const atWork = new Set<string>();
@@ -344,31 +345,35 @@ export class SloLoop {
         // A program that begins to report its own latencies, or becomes a high client, changes what is counted: that tick is left out.
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
       } else {
-        // Of those that have ended, too: who comes after one goes on counting where it was.
-        launches += launched;
         // What the least share lets out is one lump after the other.
         starved += Math.max(0, work.starved - before.starved) + Number(work.shared > before.shared);
         before.starved = work.starved;
         before.shared = work.shared;
         slowCalls += Math.max(0, work.slowCalls - before.slowCalls);
         before.slowCalls = work.slowCalls;
-        if (slot.launched && !slot.finished) {
-          neighbours.push(slot.pid);
-          processes.set(slot.pid, (processes.get(slot.pid) ?? 0) | work.devices);
-          // Clients that threads of a process have entered have the GPU as it has.
-          const name = processName(slot);
-          const client = clients.get(name) ?? { name, devices: 0, launches: 0, processes: 0 };
-          client.devices |= work.devices;
-          client.launches += launched;
-          client.processes += Number(slot.parent === null);
-          clients.set(name, client);
-          this.#processOf.set(slot.name, name);
-          preemption &&= work.preemption === "on" || work.preemption === "stops";
-          stops ||= work.preemption === "stops";
-          // Where stops are none by configuration what was known of launches with some says nothing.
-          longParts.push(stopsMost === 0 ? undefined : work.longPart);
-        }
+        best.push({ slot, work, launched });
       }
+    }
+    for (const { slot, work, launched } of best) {
+      // On other GPUs it is beside nobody, as far as high clients have said on which they are.
+      if (high.devices !== 0 && (work.devices & high.devices) === 0) continue;
+      // Of those that have ended, too: who comes after one goes on counting where it was.
+      launches += launched;
+      if (!slot.launched || slot.finished) continue;
+      neighbours.push(slot.pid);
+      processes.set(slot.pid, (processes.get(slot.pid) ?? 0) | work.devices);
+      // Clients that threads of a process have entered have the GPU as it has.
+      const name = processName(slot);
+      const client = clients.get(name) ?? { name, devices: 0, launches: 0, processes: 0 };
+      client.devices |= work.devices;
+      client.launches += launched;
+      client.processes += Number(slot.parent === null);
+      clients.set(name, client);
+      this.#processOf.set(slot.name, name);
+      preemption &&= work.preemption === "on" || work.preemption === "stops";
+      stops ||= work.preemption === "stops";
+      // Where stops are none by configuration what was known of launches with some says nothing.
+      longParts.push(stopsMost === 0 ? undefined : work.longPart);
     }
     this.#atWork = atWork;
     return {

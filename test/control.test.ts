@@ -348,6 +348,47 @@ test("a client's next process is measured by its latencies where it reports some
   ]);
 });
 
+test("best-effort clients on GPUs without a high client are none beside it", () => {
+  const { clients } = z
+    .object({
+      clients: z.object({
+        offset: z.int(),
+        stride: z.int(),
+        fields: z.record(z.string(), z.object({ offset: z.int() })),
+      }),
+    })
+    .parse(JSON.parse(native.layout));
+  const segment = underSlo();
+  const write = (slot: number, values: Readonly<Record<string, number>>): void => {
+    const file = openSync(segment.path, "r+");
+    for (const [name, value] of Object.entries(values)) {
+      const at = clients.offset + slot * clients.stride + (clients.fields[name]?.offset ?? Number.NaN);
+      writeSync(file, Uint32Array.of(value), 0, 4, at);
+    }
+    closeSync(file);
+  };
+  const [on, off] = [1, 2];
+  write(0, { state: 2, first_launch_ns: 1, pid: 7, class: HIGH, devices: 0b01 });
+  write(1, { state: 2, first_launch_ns: 1, pid: 8, class: BEST_EFFORT, devices: 0b01, preemption: on });
+  write(2, { state: 2, first_launch_ns: 1, pid: 9, class: BEST_EFFORT, devices: 0b10, preemption: off });
+  const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
+  using step = spyOn(Controller.prototype, "step");
+  const seen = () => {
+    loop.tick(TICK_S);
+    const { launches, neighbours, preemption } = step.mock.lastCall?.[0] ?? {};
+    return { launches, neighbours, preemption };
+  };
+  write(1, { graph_launches: 20 });
+  write(2, { graph_launches: 300 });
+  expect(seen()).toEqual({ launches: 20, neighbours: "8", preemption: true });
+  // Once the high client has work there, too, it is.
+  write(0, { devices: 0b11 });
+  write(2, { graph_launches: 305 });
+  expect(seen()).toEqual({ launches: 5, neighbours: "8 9", preemption: false });
+  loop.pause();
+  segment.remove();
+});
+
 test("settings that are only being tried are marked, for clients whose loop dies", () => {
   const segment = underSlo();
   const { control } = z
