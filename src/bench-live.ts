@@ -241,10 +241,11 @@ async function runLive(
   windows: readonly Window<Turn>[],
 ): Promise<Found> {
   const start_ms = Date.now() + lead_s * 1000;
+  const clock = clockFrom(lead_s);
   const due_s = dueTimes(bed, windows);
   const end_s = windows.at(-1)?.to_s ?? 0;
   const over = new AbortController();
-  const announced = announce(windows, start_ms, over.signal);
+  const announced = announce(windows, clock, over.signal);
   const done = new Map<Crew, Worked>(
     crews.map((crew) => [crew, { logs: new Map(), switches: new Map(), loops: new Map() }]),
   );
@@ -273,7 +274,7 @@ async function runLive(
     parts.map(async (part) => {
       const { worked } = part;
       try {
-        const ran = await work(bed, part, windows, start_ms);
+        const ran = await work(bed, part, windows, { start_ms, clock });
         for (const [name, log] of ran.logs) worked.logs.set(name, log);
       } catch (thrown) {
         if (thrown instanceof Interrupted) {
@@ -353,14 +354,19 @@ function pausesOf(spells: ReturnType<typeof spellsOf>): number[] {
 }
 
 /** Runs a part to its end. */
-async function work(bed: Bed, part: Part, windows: readonly Window<Turn>[], start_ms: number): Promise<Ran> {
+async function work(
+  bed: Bed,
+  part: Part,
+  windows: readonly Window<Turn>[],
+  { start_ms, clock }: { start_ms: number; clock: Clock },
+): Promise<Ran> {
   const { crew, runs, policy } = part;
   const { mps } = crew;
   const start = { at_ms: start_ms };
   if (!policy) return await bed.runner.bare(runs, start, { mps });
   let driver: Promise<void> | undefined;
   const started = (segment: Segment, _start_ms: number, ended: AbortSignal): void => {
-    driver = drive(bed, part, segment, windows, start_ms, ended);
+    driver = drive(bed, part, segment, windows, clock, ended);
     // Waited for below, once the programs have ended.
     driver.catch(() => {});
   };
@@ -442,21 +448,30 @@ function settled(report: SloReport): string {
   return `${settingsText(settings)}${delayed}, ${changesText(report)}, held ${held_s.toFixed(1)} s`;
 }
 
+/** Seconds since the start. */
+type Clock = () => number;
+
+/** Of a start in so many seconds, by a clock that nobody sets: programs keep to such a one from their start on, too. */
+function clockFrom(lead_s: number): Clock {
+  const start_ms = performance.now() + lead_s * 1000;
+  return () => (performance.now() - start_ms) / 1000;
+}
+
 /** False: it is over before. */
-async function until(at_ms: number, over: AbortSignal): Promise<boolean> {
+async function until(at_s: number, clock: Clock, over: AbortSignal): Promise<boolean> {
   for (;;) {
-    const left_ms = at_ms - Date.now();
+    const left_ms = (at_s - clock()) * 1000;
     if (over.aborted || left_ms <= 0) return !over.aborted;
     await Bun.sleep(Math.min(left_ms, 100));
   }
 }
 
 /** Says where the run is. */
-async function announce(windows: readonly Window<Turn>[], start_ms: number, over: AbortSignal): Promise<void> {
+async function announce(windows: readonly Window<Turn>[], clock: Clock, over: AbortSignal): Promise<void> {
   const end_s = windows.at(-1)?.to_s ?? 0;
   for (const [index, { way, round, from_s, to_s }] of windows.entries()) {
     if (round !== LEARNING && round === windows[index - 1]?.round) continue;
-    if (!(await until(start_ms + from_s * 1000, over))) return;
+    if (!(await until(from_s, clock, over))) return;
     if (round === LEARNING) progress(`${way.way} has ${(to_s - from_s).toFixed(0)} s to find its settings`);
     else
       progress(
@@ -515,7 +530,7 @@ async function drive(
   { crew, runs, worked: { switches, loops } }: Part,
   segment: Segment,
   windows: readonly Window<Turn>[],
-  start_ms: number,
+  clock: Clock,
   over: AbortSignal,
 ): Promise<void> {
   // The end of the launch opens all gates, and that must not be undone.
@@ -528,9 +543,9 @@ async function drive(
     segment.configure({ ...policySettings(policy, [], bed.native), policy: policy.name });
   };
   // Streams get their priorities by the policy in force when a program attaches; warming up must not be held back.
-  while (!over.aborted && Date.now() < start_ms - 1000 && segment.slots().length < runs.length) await Bun.sleep(20);
+  while (!over.aborted && clock() < -1 && segment.slots().length < runs.length) await Bun.sleep(20);
   if (!over.aborted) set(NONE);
-  const at = async (at_s: number): Promise<boolean> => await until(start_ms + at_s * 1000, over);
+  const at = async (at_s: number): Promise<boolean> => await until(at_s, clock, over);
   for (const window of windows) {
     const { way: turn, from_s, counted_s, to_s } = window;
     if (turn.crew !== crew) continue;
@@ -543,7 +558,7 @@ async function drive(
       loop.resume();
     }
     try {
-      const made: Switch = { at_s: (Date.now() - start_ms) / 1000, waits: [], off: new Map() };
+      const made: Switch = { at_s: clock(), waits: [], off: new Map() };
       switches.set(window, made);
       if (!(await at(counted_s))) return;
       // The segment has the last few hundred alone.

@@ -5,7 +5,7 @@
  * again by the command itself, so a short lead costs time, not the result; and where that is not enough the whole benchmark is.
  */
 
-import { describe, expect, test } from "bun:test";
+import { describe, expect, spyOn, test } from "bun:test";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
@@ -55,6 +55,7 @@ import { policySchema } from "../src/config.ts";
 import { Native } from "../src/native.ts";
 import { allowedProcessors } from "../src/proc.ts";
 import { generator } from "../src/random.ts";
+import { Segment } from "../src/segment.ts";
 import type { Stayed, Wait } from "../src/slo-delay.ts";
 import { Scratch, rigel, root, start } from "./rigel.ts";
 import { until } from "./serving.ts";
@@ -755,6 +756,46 @@ describe("solo, within a process", () => {
 function named(text: string, simulated: boolean): string[] {
   return choosePairs(text, simulated).map(({ name }) => name);
 }
+
+test("live: ways are switched by the clock that programs keep to, though the machine's is set meanwhile", async () => {
+  using scratch = new Scratch();
+  const native = await Native.load();
+  const segment = Segment.create(native, join(scratch.path, "segment"));
+  const [pair] = choosePairs(PAIR, true);
+  if (!pair) throw new Error("there is such a pair");
+  const seen: [at_s: number, policy: string][] = [];
+  const ahead_ms = 5000;
+  const bed: Bed = {
+    runner: {
+      bare: async () => ({ logs: new Map(), clients: [] }),
+      governed: async (runs, begin, _policy, { started } = {}) => {
+        const starts_ms = "at_ms" in begin ? begin.at_ms - Date.now() : 0;
+        const from_ms = performance.now() + starts_ms;
+        const over = new AbortController();
+        started?.(segment, from_ms, over.signal);
+        const at_s = (): number => (performance.now() - from_ms) / 1000;
+        await Bun.sleep(starts_ms + 300);
+        const now = Date.now;
+        using set = spyOn(Date, "now").mockImplementation(() => now() + ahead_ms);
+        for (; at_s() < 4; await Bun.sleep(20)) seen.push([at_s(), segment.policy]);
+        over.abort();
+        set.mockRestore();
+        return { logs: new Map(runs.map((run) => [run.name, logOf(run)])), clients: [] };
+      },
+    },
+    native,
+    simulated: true,
+    load: { rate_per_s: 50, arrivals: "uniform", seed: 1 },
+    environment: () => ({}),
+  };
+  const all = allWays(choosePolicies("priority", []), { mps: false, clientPriority: false });
+  const [job] = liveJobs(bed, pair, chooseWays("rigel priority", all));
+  await job?.run({ rounds: 1, duration_s: 0.2, lead_s: 0, window_s: 0.2, learn_s: 1, copies: 1 });
+  // Alone, of each program, before it, each for 1.4 s.
+  const [from_s] = seen.find(([, policy]) => policy === "priority") ?? [];
+  expect(from_s).toBeGreaterThan(2.7);
+  segment.remove();
+});
 
 describe("pairs, policies and ways", () => {
   test("all pairs: every high program with every best-effort one, and two triples", () => {
