@@ -50,6 +50,8 @@ const FIRST_HELD_S = 2.4;
 const HELD_SHARE = 0.02;
 /** The same where what is known is enough to compare with. */
 const COMPARABLE_SHARE = 0.01;
+/** What that comes to and is not used is kept for so many windows: after a night without requests it would be a quarter of the time for twenty minutes. */
+const UNUSED_WINDOWS = 2;
 const RELEARN_HELD_S = 1.2;
 const RELEARN_MOST = 10;
 const WINDOW_S = 0.6;
@@ -216,6 +218,9 @@ export class Controller {
   /** For how long nobody has looked since. */
   #stalled_s = 0;
   #held_s = 0;
+  /** What the part of the time that may be held for good came to, less what was not used; and as of when. */
+  #earned = 0;
+  #earned_s = 0;
   readonly #ladder: Ladder;
   #settings: Settings | undefined;
   /** How long to stay before the next trial. */
@@ -654,13 +659,15 @@ export class Controller {
 
   #decide(seen: Observation): void {
     this.#doubt();
+    this.#earn();
     const spent_s = round(this.t_s - this.#since_s);
     const relative = "p99_over_alone" in this.#target;
     switch (this.#state) {
       case "waiting":
         // Nobody is held for those that have gone.
         if (!this.#steady(seen) || this.#measured === "") return;
-        this.#began_s = this.t_s;
+        this.#began_s = this.#earned_s = this.t_s;
+        this.#earned = 0;
         this.#enter(relative ? "first window" : "run");
         return;
       case "first window":
@@ -787,16 +794,27 @@ export class Controller {
     return this.#alone.count >= (this.t_s - this.#began_s < PATIENCE_S ? KNOWN : ENOUGH);
   }
 
+  get #heldShare(): number {
+    const well = this.#ladder.isComparable(this.#ladder.rung) && this.#alone.waits >= WELL_KNOWN;
+    return well ? COMPARABLE_SHARE : HELD_SHARE;
+  }
+
+  /** A part of the time that has passed may be held for. */
+  #earn(): void {
+    const earned = round(this.#earned + this.#heldShare * (this.t_s - this.#earned_s));
+    this.#earned = Math.min(earned, this.#held_s + UNUSED_WINDOWS * this.#windowLength_s(WINDOW_S));
+    this.#earned_s = this.t_s;
+  }
+
   /** Best-effort may be held for a window now, and somebody is there to learn from. */
   #mayHold(known: boolean): boolean {
     if ("p99_ms" in this.#target || this.#measured === "" || this.t_s - this.#heard_s > HEARD_S) return false;
     const learning_s = this.t_s - this.#began_s;
     const enough = this.#ladder.isComparable(this.#ladder.rung);
-    const well = enough && this.#alone.waits >= WELL_KNOWN;
     // A change of load, or a start that was none, may cost more.
     const allowed_s =
       FIRST_WINDOW_S +
-      (well ? COMPARABLE_SHARE : HELD_SHARE) * learning_s +
+      Math.min(this.#earned, this.#heldShare * learning_s) +
       (enough ? 0 : Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s)) +
       RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
     const since_s = this.t_s - this.#window_s;

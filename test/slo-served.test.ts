@@ -273,3 +273,32 @@ test("what is just being tried does not stay where nobody goes on", () => {
   expect(controller.summary().settings?.inflight).toBeGreaterThan(4);
   expect(controller.leave()?.inflight).toBe(4);
 });
+
+test("after half an hour without requests best-effort work is held for no larger part of the time than before", () => {
+  const controller = new Controller({ p99_over_alone: 1.05 });
+  const next = random(5);
+  let hold = false;
+  /** For how long it is held beside so many requests a second. */
+  const held_s = (seconds: number, rate_per_s: number): number => {
+    const before_s = controller.summary().held_s;
+    for (let tick = 0; tick < seconds / TICK_S; tick++) {
+      const waits: Wait[] = [];
+      for (let at = -Math.log(1 - next()); at < rate_per_s * TICK_S; at -= Math.log(1 - next()))
+        waits.push({ client: 0, worked_ms: 0.3 + 0.02 * next(), waited_ms: (4 + 0.05 * next()) * (hold ? 1 : 1.1) });
+      ({ hold } = controller.step({
+        elapsed_s: TICK_S,
+        requests: histogramOf(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms)),
+        waits,
+        launches: hold ? 0 : 700,
+        neighbours: "1",
+        measured: "7 busy",
+        preemption: true,
+      }));
+    }
+    return controller.summary().held_s - before_s;
+  };
+  held_s(60, 30);
+  expect(held_s(1800, 0)).toBeLessThan(2);
+  // Two windows at once, and 2% at most.
+  expect(held_s(120, 5)).toBeLessThan(2 * 0.6 + 0.02 * 120 + 0.6);
+});
