@@ -7,7 +7,7 @@
 
 import { z } from "zod";
 import type { Failure, Found, Load, Timing } from "./bench-jobs.ts";
-import { ALONE, type Interval, type Row, type Solo, type Spread, lateAlone, rowsOf } from "./bench-stats.ts";
+import { ALONE, HOST_ms, type Interval, type Row, type Solo, type Spread, lateAlone, rowsOf } from "./bench-stats.ts";
 import type { Policy } from "./config.ts";
 import type { Device } from "./device.ts";
 import { RigelError } from "./errors.ts";
@@ -80,7 +80,7 @@ function hostNotes(measurements: BenchResult["measurements"]): string[] {
   const late = lateAlone(measurements);
   if (late.length === 0) return [];
   return [
-    "the host was late: with nothing beside them, requests whose time is the GPU's took 0.3 ms longer than half of them do, " +
+    `the host was late: with nothing beside them, requests whose time is the GPU's took ${HOST_ms} ms longer than half of them do, ` +
       "so that p99 over alone is the host's as well; measure on another one, or when it is quiet: " +
       late.map(({ pair, late: some, requests }) => `${pair}, ${some} of ${requests}`).join("; "),
   ];

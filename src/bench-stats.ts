@@ -494,7 +494,7 @@ export interface LateAlone {
 }
 
 /** More than the GPU's own ups and downs. */
-const HOST_ms = 0.3;
+export const HOST_ms = 0.3;
 /** Of 59 pairs that were measured on H200s, the six of a host known to be late had 0.0058 to 0.0305; of the others one had 0.0139, the rest up to 0.0046. */
 const LATE_PART = 0.005;
 
@@ -509,10 +509,8 @@ export function lateAlone(measurements: readonly Measurement[]): LateAlone[] {
     const took_ms = ascending(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms));
     const parts = ascending(waits.map(({ worked_ms, waited_ms }) => waited_ms / (worked_ms + waited_ms)));
     const [first] = group;
-    if (!first || took_ms.length === 0 || !(quantile(parts, 0.5) >= 0.5)) return [];
-    const limit_ms = quantile(took_ms, 0.5) + HOST_ms;
-    const late = took_ms.filter((ms) => ms > limit_ms).length;
-    return late >= SOME && late > LATE_PART * took_ms.length
+    const late = lateOf(took_ms, took_ms, HOST_ms) ?? 0;
+    return first && late >= SOME && late > LATE_PART * took_ms.length && quantile(parts, 0.5) >= 0.5
       ? [{ pair: first.pair, requests: took_ms.length, late }]
       : [];
   });

@@ -218,9 +218,9 @@ export class Controller {
   /** For how long nobody has looked since. */
   #stalled_s = 0;
   #held_s = 0;
-  /** What the part of the time that may be held for good came to, less what was not used; and as of when. */
-  #earned = 0;
+  /** What the part of the time that may be held came to, less what was not used for long; and as of when. */
   #earned_s = 0;
+  #earnedAt_s = 0;
   readonly #ladder: Ladder;
   #settings: Settings | undefined;
   /** How long to stay before the next trial. */
@@ -666,8 +666,8 @@ export class Controller {
       case "waiting":
         // Nobody is held for those that have gone.
         if (!this.#steady(seen) || this.#measured === "") return;
-        this.#began_s = this.#earned_s = this.t_s;
-        this.#earned = 0;
+        this.#began_s = this.#earnedAt_s = this.t_s;
+        this.#earned_s = 0;
         this.#enter(relative ? "first window" : "run");
         return;
       case "first window":
@@ -801,9 +801,9 @@ export class Controller {
 
   /** A part of the time that has passed may be held for. */
   #earn(): void {
-    const earned = round(this.#earned + this.#heldShare * (this.t_s - this.#earned_s));
-    this.#earned = Math.min(earned, this.#held_s + UNUSED_WINDOWS * this.#windowLength_s(WINDOW_S));
-    this.#earned_s = this.t_s;
+    const earned_s = round(this.#earned_s + this.#heldShare * (this.t_s - this.#earnedAt_s));
+    this.#earned_s = Math.min(earned_s, this.#held_s + UNUSED_WINDOWS * this.#windowLength_s(WINDOW_S));
+    this.#earnedAt_s = this.t_s;
   }
 
   /** Best-effort may be held for a window now, and somebody is there to learn from. */
@@ -811,10 +811,10 @@ export class Controller {
     if ("p99_ms" in this.#target || this.#measured === "" || this.t_s - this.#heard_s > HEARD_S) return false;
     const learning_s = this.t_s - this.#began_s;
     const enough = this.#ladder.isComparable(this.#ladder.rung);
-    // A change of load, or a start that was none, may cost more.
+    // Of the time until requests were well known no more is left then than their part of it; a change of load, or a start that was none, may cost more.
     const allowed_s =
       FIRST_WINDOW_S +
-      Math.min(this.#earned, this.#heldShare * learning_s) +
+      Math.min(this.#earned_s, this.#heldShare * learning_s) +
       (enough ? 0 : Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s)) +
       RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
     const since_s = this.t_s - this.#window_s;

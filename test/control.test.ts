@@ -31,6 +31,29 @@ function underSlo(): Segment {
   return segment;
 }
 
+/** Sets fields of a client's slot, of more than 32 bits the lower ones; of a histogram those of its first bucket. */
+function put(segment: Segment, values: Readonly<Record<string, number>>, slot = 0): void {
+  const { clients } = z
+    .object({
+      clients: z.object({
+        offset: z.int(),
+        stride: z.int(),
+        fields: z.record(z.string(), z.object({ offset: z.int() })),
+      }),
+    })
+    .parse(JSON.parse(native.layout));
+  const file = openSync(segment.path, "r+");
+  for (const [name, value] of Object.entries(values)) {
+    const field = clients.fields[name];
+    if (!field) throw new Error(`there is no field ${name}`);
+    writeSync(file, Uint32Array.of(value), 0, 4, clients.offset + slot * clients.stride + field.offset);
+  }
+  closeSync(file);
+}
+
+const HIGH = 1;
+const BEST_EFFORT = 2;
+
 const change = (segment: Segment, policy: object) => changePolicy([segment], policyChange(policy, "test"), native);
 
 const MOVED: Settings = {
@@ -184,62 +207,27 @@ test("neither target nor delay is told once the process with the loop was killed
 });
 
 test("a loop is told how often best-effort work was starved, and of launches for the least share that there were some", () => {
-  const field = z.object({ offset: z.int() });
-  const { clients } = z
-    .object({
-      clients: z.object({
-        offset: z.int(),
-        fields: z.object({ state: field, starved: field, shared: field }),
-      }),
-    })
-    .parse(JSON.parse(native.layout));
   const segment = underSlo();
-  const write = (name: keyof typeof clients.fields, value: bigint): void => {
-    const bytes = Buffer.alloc(name === "state" ? 4 : 8);
-    if (name === "state") bytes.writeUInt32LE(Number(value));
-    else bytes.writeBigUInt64LE(value);
-    const file = openSync(segment.path, "r+");
-    writeSync(file, bytes, 0, bytes.length, clients.offset + clients.fields[name].offset);
-    closeSync(file);
-  };
-  write("state", 2n);
+  put(segment, { state: 2 });
   const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
   using step = spyOn(Controller.prototype, "step");
-  const seen = (starved: bigint, shared: bigint): number | undefined => {
-    write("starved", starved);
-    write("shared", shared);
+  const seen = (starved: number, shared: number): number | undefined => {
+    put(segment, { starved, shared });
     loop.tick(TICK_S);
     return step.mock.lastCall?.[0].starved;
   };
-  expect([seen(3n, 0n), seen(5n, 0n), seen(5n, 40n), seen(6n, 90n), seen(6n, 90n)]).toEqual([3, 2, 1, 2, 0]);
+  expect([seen(3, 0), seen(5, 0), seen(5, 40), seen(6, 90), seen(6, 90)]).toEqual([3, 2, 1, 2, 0]);
   loop.pause();
   segment.remove();
 });
 
 test("a slot that has become another client's, which has had fewer requests, is told of as that and no less", () => {
-  const field = z.object({ offset: z.int() });
-  const { clients } = z
-    .object({
-      clients: z.object({
-        offset: z.int(),
-        fields: z.object({ state: field, class: field, pid: field, requests: field }),
-      }),
-    })
-    .parse(JSON.parse(native.layout));
   const segment = underSlo();
-  const write = (values: Partial<Record<keyof typeof clients.fields, number>>): void => {
-    const bytes = readFileSync(segment.path);
-    for (const name of ["state", "class", "pid", "requests"] as const)
-      if (values[name] !== undefined) bytes.writeUInt32LE(values[name], clients.offset + clients.fields[name].offset);
-    const file = openSync(segment.path, "r+");
-    writeSync(file, bytes, clients.offset, 4096, clients.offset);
-    closeSync(file);
-  };
-  write({ state: 2, class: 1, pid: 1, requests: 8000 });
+  put(segment, { state: 2, class: HIGH, pid: 1, requests: 8000 });
   const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
   using step = spyOn(Controller.prototype, "step");
   const came = (requests: number, pid: number): number | undefined => {
-    write({ requests, pid });
+    put(segment, { requests, pid });
     loop.tick(TICK_S);
     return step.mock.lastCall?.[0].came;
   };
@@ -249,25 +237,12 @@ test("a slot that has become another client's, which has had fewer requests, is 
 });
 
 test("what a client launched before it became best-effort is none of what best-effort clients launched", () => {
-  const field = z.object({ offset: z.int() });
-  const { clients } = z
-    .object({
-      clients: z.object({ offset: z.int(), fields: z.object({ state: field, class: field, graph_launches: field }) }),
-    })
-    .parse(JSON.parse(native.layout));
   const segment = underSlo();
-  const write = (name: keyof typeof clients.fields, value: number): void => {
-    const file = openSync(segment.path, "r+");
-    writeSync(file, Uint32Array.of(value), 0, 4, clients.offset + clients.fields[name].offset);
-    closeSync(file);
-  };
-  write("state", 2);
-  write("class", 1);
+  put(segment, { state: 2, class: HIGH });
   const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
   using step = spyOn(Controller.prototype, "step");
   const seen = (kind: "high" | "best-effort", launches: number): number | undefined => {
-    write("class", kind === "high" ? 1 : 2);
-    write("graph_launches", launches);
+    put(segment, { class: kind === "high" ? HIGH : BEST_EFFORT, graph_launches: launches });
     loop.tick(TICK_S);
     return step.mock.lastCall?.[0].launches;
   };
@@ -284,25 +259,14 @@ test("what a client launched before it became best-effort is none of what best-e
   segment.remove();
 });
 
-/** What a loop is told at each tick of the requests of one client, whose slot is written to before that; of a histogram the first bucket. */
+/** What a loop is told at each tick of the requests of one client, whose slot is written to before that. */
 function toldOfSlot(ticks: readonly Readonly<Record<string, number>>[]): { requests: number; measured: string }[] {
-  const { clients } = z
-    .object({
-      clients: z.object({ offset: z.int(), fields: z.record(z.string(), z.object({ offset: z.int() })) }),
-    })
-    .parse(JSON.parse(native.layout));
   const segment = underSlo();
-  const write = (values: Readonly<Record<string, number>>): void => {
-    const file = openSync(segment.path, "r+");
-    for (const [name, value] of Object.entries(values))
-      writeSync(file, Uint32Array.of(value), 0, 4, clients.offset + (clients.fields[name]?.offset ?? Number.NaN));
-    closeSync(file);
-  };
-  write({ state: 2, first_launch_ns: 1, ...ticks[0] });
+  put(segment, { state: 2, first_launch_ns: 1, ...ticks[0] });
   const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
   using step = spyOn(Controller.prototype, "step");
   const told = ticks.slice(1).flatMap((values) => {
-    write(values);
+    put(segment, values);
     loop.tick(TICK_S);
     const [seen] = step.mock.lastCall ?? [];
     return seen ? [{ requests: seen.requests.total, measured: seen.measured }] : [];
@@ -311,9 +275,6 @@ function toldOfSlot(ticks: readonly Readonly<Record<string, number>>[]): { reque
   segment.remove();
   return told;
 }
-
-const HIGH = 1;
-const BEST_EFFORT = 2;
 
 test("busy periods of a client before it became a high one are none of high clients' requests", () => {
   const told = toldOfSlot([
@@ -349,28 +310,11 @@ test("a client's next process is measured by its latencies where it reports some
 });
 
 test("best-effort clients on GPUs without a high client are none beside it", () => {
-  const { clients } = z
-    .object({
-      clients: z.object({
-        offset: z.int(),
-        stride: z.int(),
-        fields: z.record(z.string(), z.object({ offset: z.int() })),
-      }),
-    })
-    .parse(JSON.parse(native.layout));
   const segment = underSlo();
-  const write = (slot: number, values: Readonly<Record<string, number>>): void => {
-    const file = openSync(segment.path, "r+");
-    for (const [name, value] of Object.entries(values)) {
-      const at = clients.offset + slot * clients.stride + (clients.fields[name]?.offset ?? Number.NaN);
-      writeSync(file, Uint32Array.of(value), 0, 4, at);
-    }
-    closeSync(file);
-  };
   const [on, off] = [1, 2];
-  write(0, { state: 2, first_launch_ns: 1, pid: 7, class: HIGH, devices: 0b01 });
-  write(1, { state: 2, first_launch_ns: 1, pid: 8, class: BEST_EFFORT, devices: 0b01, preemption: on });
-  write(2, { state: 2, first_launch_ns: 1, pid: 9, class: BEST_EFFORT, devices: 0b10, preemption: off });
+  put(segment, { state: 2, first_launch_ns: 1, pid: 7, class: HIGH, devices: 0b01 }, 0);
+  put(segment, { state: 2, first_launch_ns: 1, pid: 8, class: BEST_EFFORT, devices: 0b01, preemption: on }, 1);
+  put(segment, { state: 2, first_launch_ns: 1, pid: 9, class: BEST_EFFORT, devices: 0b10, preemption: off }, 2);
   const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
   using step = spyOn(Controller.prototype, "step");
   const seen = () => {
@@ -378,12 +322,12 @@ test("best-effort clients on GPUs without a high client are none beside it", () 
     const { launches, neighbours, preemption } = step.mock.lastCall?.[0] ?? {};
     return { launches, neighbours, preemption };
   };
-  write(1, { graph_launches: 20 });
-  write(2, { graph_launches: 300 });
+  put(segment, { graph_launches: 20 }, 1);
+  put(segment, { graph_launches: 300 }, 2);
   expect(seen()).toEqual({ launches: 20, neighbours: "8", preemption: true });
   // Once the high client has work there, too, it is.
-  write(0, { devices: 0b11 });
-  write(2, { graph_launches: 305 });
+  put(segment, { devices: 0b11 }, 0);
+  put(segment, { graph_launches: 305 }, 2);
   expect(seen()).toEqual({ launches: 5, neighbours: "8 9", preemption: false });
   loop.pause();
   segment.remove();
